@@ -1,0 +1,254 @@
+// Attention with AMX tiles for BF16 and INT8 caches: the sums of generic/attention.inl, up to 32 query rows at once.
+//
+// A tiles hold queries [rows][32 dimensions] or p [rows][32 positions], B tiles are read from the cache as they lie
+// (INT8: made bfloat16 on the way). Tiles 0-3 are sums, 4 and 5 are A, 6 and 7 are B. Up to 16 rows the four sums are
+// four blocks of 16 positions or dimensions; above, two blocks for rows 0-15 (0, 1) and for the others (2, 3).
+
+struct alignas(64) TileConfig {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+};
+
+inline void configure_tiles(int rows) {
+  TileConfig config{};
+  const int low = rows > 16 ? 16 : rows, high = rows > 16 ? rows - 16 : rows;
+  const int heights[8] = {low, low, high, high, low, high, 16, 16};
+  config.palette = 1;
+  for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = uint8_t(heights[i]);
+  asm volatile("" ::"m"(config) : "memory");  // GCC 12 drops the stores above otherwise
+  _tile_loadconfig(&config);
+}
+
+inline const void* b_tile(const uint16_t* lines, uint16_t*) { return lines; }
+// Sixteen lines of int8 pairs as bfloat16, which holds them exactly.
+inline const void* b_tile(const int8_t* lines, uint16_t* space) {
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000));
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; ++i) {
+    __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(lines + 32 * i)));
+    __m512i even = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16)));
+    __m512i odd = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(x, 16)));
+    // bits of odd where `high` is set, of even >> 16 elsewhere
+    _mm512_store_si512(space + 32 * i, _mm512_ternarylogic_epi32(high, odd, _mm512_srli_epi32(even, 16), 0xca));
+  }
+  return space;
+}
+
+inline void prefetch_tile(const void* p) {
+  for (int i = 0; i < 16; ++i) _mm_prefetch((const char*)p + 64 * i, _MM_HINT_T0);
+}
+
+template <fp::KvType Type>
+struct TileCore {
+  using Element = typename Stored<Type>::type;
+  static constexpr bool kScaled = Type == fp::KvType::INT8;
+  static constexpr int kRows = kSpanRows;
+  static constexpr int64_t kTile = 512;  // elements of a B tile
+
+  const fp::Attention& a;
+  const int64_t d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
+  int configured = 0;
+
+  void begin(const Span& x) {
+    if (configured != x.rows) configure_tiles(x.rows);
+    configured = x.rows;
+  }
+
+  // [d_pad / 32][rows][32] bfloat16
+  void load_queries(const Span& x, uint8_t* to) {
+    alignas(64) float q[kMaxHeadDim];
+    for (int r = 0; r < x.rows; ++r) {
+      load_query(a, x, r, q);
+      for (int64_t i = 0; i < d_pad; i += 32) {
+        uint16_t* line = reinterpret_cast<uint16_t*>(to) + (i / 32 * x.rows + r) * 32;
+        vstore_bf16(line, vload(q + i));
+        vstore_bf16(line + 16, vload(q + i + 16));
+      }
+    }
+  }
+
+  void scores(const Span& x, int64_t page, const uint8_t* data, const uint8_t* next, const uint8_t* queries,
+              float* buffer, float* most) {
+    const Element* keys = reinterpret_cast<const Element*>(data);
+    const int64_t chunks = d_pad / 32, block = 16 * x.rows;
+    alignas(64) uint16_t space[4][kTile];
+    if (x.rows <= 16) {
+      _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+      for (int64_t c = 0; c < chunks; ++c) {
+        const Element* k = keys + c * kTile;
+        _tile_loadd(4, queries + c * x.rows * 64, 64);
+        fetch(next, c);
+        _tile_loadd(6, b_tile(k, space[0]), 64);
+        _tile_dpbf16ps(0, 4, 6);
+        fetch(next, chunks + c);
+        _tile_loadd(7, b_tile(k + chunks * kTile, space[1]), 64);
+        _tile_dpbf16ps(1, 4, 7);
+        fetch(next, 2 * chunks + c);
+        _tile_loadd(6, b_tile(k + 2 * chunks * kTile, space[2]), 64);
+        _tile_dpbf16ps(2, 4, 6);
+        fetch(next, 3 * chunks + c);
+        _tile_loadd(7, b_tile(k + 3 * chunks * kTile, space[3]), 64);
+        _tile_dpbf16ps(3, 4, 7);
+      }
+      _tile_stored(0, buffer, 64);
+      _tile_stored(1, buffer + block, 64);
+      _tile_stored(2, buffer + 2 * block, 64);
+      _tile_stored(3, buffer + 3 * block, 64);
+    } else {
+      for (int b = 0; b < 4; b += 2) {
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+        for (int64_t c = 0; c < chunks; ++c) {
+          const Element* k = keys + (b * chunks + c) * kTile;
+          _tile_loadd(4, queries + c * x.rows * 64, 64);
+          _tile_loadd(6, b_tile(k, space[0]), 64);
+          _tile_loadd(7, b_tile(k + chunks * kTile, space[1]), 64);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_loadd(5, queries + (c * x.rows + 16) * 64, 64);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+        float* to = buffer + b * block;
+        _tile_stored(0, to, 64);
+        _tile_stored(1, to + block, 64);
+        _tile_stored(2, to + 256, 64);
+        _tile_stored(3, to + block + 256, 64);
+      }
+    }
+    const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
+    const bool full = all_visible(x, page);
+    for (int r = 0; r < x.rows; ++r) {
+      V m = vload(most + r * 16);
+      for (int b = 0; b < 4; ++b) m = vmax(m, visible_score(x, page, full, r, b, scales, buffer));
+      vstore(most + r * 16, m);
+    }
+  }
+
+  // Asks for the lines of B tile i of the next page.
+  void fetch(const uint8_t* next, int64_t i) {
+    if (next) prefetch_tile(next + i * kTile * sizeof(Element));
+  }
+
+  V visible_score(const Span& x, int64_t page, bool full, int r, int b, const float* scales, const float* buffer) {
+    V s = vload(buffer + (b * x.rows + r) * 16);
+    if (kScaled) s = vmul(s, vload(scales + b * 16));
+    return full ? s : hide(x, r, page * fp::kPage + b * 16, s);
+  }
+
+  // Scores become p as A tiles, [2 (32 positions)][rows][32] bfloat16, in the first half of the buffer. A row's
+  // lines are written where its own scores were.
+  void weights(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
+    const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
+    const bool full = all_visible(x, page);
+    for (int r = 0; r < x.rows; ++r) {
+      const V shift = vset(-(most[r] * kLog2E));
+      V p[4];
+#pragma GCC unroll 4
+      for (int b = 0; b < 4; ++b) {
+        V s = visible_score(x, page, full, r, b, scales, buffer);
+        p[b] = vexp2_short(vfma(s, vset(kLog2E), shift));
+      }
+      V sum = vzero();
+#pragma GCC unroll 4
+      for (int b = 0; b < 4; ++b) {
+        V to_round = kScaled ? vmul(p[b], vload(scales + fp::kPage + b * 16)) : p[b];
+        __m256i narrow = (__m256i)_mm512_cvtneps_pbh(to_round);
+        uint16_t* line = reinterpret_cast<uint16_t*>(buffer) + ((b / 2) * x.rows + r) * 32 + b % 2 * 16;
+        _mm256_store_si256((__m256i*)line, narrow);
+        V term = kScaled ? p[b] : vbits(ishl<16>(_mm512_cvtepu16_epi32(narrow)));
+        sum = b == 0 ? term : vadd(sum, term);
+      }
+      vstore(sums + r * 16, sum);
+    }
+  }
+
+  template <class Data, class Buffer>
+  void values(const Span& x, int block0, int block1, Data page_data, Buffer page_buffer, float* acc) {
+    const int step = x.rows <= 16 ? 4 : 2;
+    for (int b = block0; b < block1; b += step, acc += step * x.rows * 16) {
+      const int n = int(smaller(step, block1 - b));
+      if (x.rows > 16) values_tall(x, b, n, page_data, page_buffer, acc);
+      else if (n == 4) values_low<4>(x, b, page_data, page_buffer, acc);
+      else if (n == 3) values_low<3>(x, b, page_data, page_buffer, acc);
+      else if (n == 2) values_low<2>(x, b, page_data, page_buffer, acc);
+      else values_low<1>(x, b, page_data, page_buffer, acc);
+    }
+  }
+
+  // N blocks of sixteen dimensions from b on, up to 16 rows.
+  template <int N, class Data, class Buffer>
+  void values_low(const Span& x, int b, Data page_data, Buffer page_buffer, float* acc) {
+    alignas(64) uint16_t space[4][kTile];
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    const uint8_t* data = page_data(x.page0) + page_bytes;
+    for (int64_t page = x.page0; page < x.page1; ++page) {
+      const uint8_t* next = page + 1 < x.page1 ? page_data(page + 1) + page_bytes : nullptr;
+      const uint8_t* p = reinterpret_cast<const uint8_t*>(page_buffer(page));
+      for (int half = 0; half < 2; ++half) {
+        const Element* v = reinterpret_cast<const Element*>(data) + (2 * b + half) * kTile;
+        _tile_loadd(4, p + half * x.rows * 64, 64);
+        fetch(next, 2 * b + half);
+        _tile_loadd(6, b_tile(v, space[0]), 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (N > 1) {
+          fetch(next, 2 * b + 2 + half);
+          _tile_loadd(7, b_tile(v + 2 * kTile, space[1]), 64);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+        if (N > 2) {
+          fetch(next, 2 * b + 4 + half);
+          _tile_loadd(6, b_tile(v + 4 * kTile, space[2]), 64);
+          _tile_dpbf16ps(2, 4, 6);
+        }
+        if (N > 3) {
+          fetch(next, 2 * b + 6 + half);
+          _tile_loadd(7, b_tile(v + 6 * kTile, space[3]), 64);
+          _tile_dpbf16ps(3, 4, 7);
+        }
+      }
+      data = next;
+    }
+    _tile_stored(0, acc, 64);
+    if (N > 1) _tile_stored(1, acc + 16 * x.rows, 64);
+    if (N > 2) _tile_stored(2, acc + 32 * x.rows, 64);
+    if (N > 3) _tile_stored(3, acc + 48 * x.rows, 64);
+  }
+
+  // One or two blocks of sixteen dimensions from b on, 17 to 32 rows.
+  template <class Data, class Buffer>
+  void values_tall(const Span& x, int b, int n, Data page_data, Buffer page_buffer, float* acc) {
+    alignas(64) uint16_t space[2][kTile];
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int64_t page = x.page0; page < x.page1; ++page) {
+      const Element* v = reinterpret_cast<const Element*>(page_data(page) + page_bytes) + 2 * b * kTile;
+      const uint8_t* p = reinterpret_cast<const uint8_t*>(page_buffer(page));
+      for (int half = 0; half < 2; ++half, v += kTile, p += x.rows * 64) {
+        _tile_loadd(4, p, 64);
+        _tile_loadd(6, b_tile(v, space[0]), 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, p + 16 * 64, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        if (n > 1) {
+          _tile_loadd(7, b_tile(v + 2 * kTile, space[1]), 64);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+    }
+    _tile_stored(0, acc, 64);
+    _tile_stored(2, acc + 256, 64);
+    if (n > 1) {
+      _tile_stored(1, acc + 16 * x.rows, 64);
+      _tile_stored(3, acc + 16 * x.rows + 256, 64);
+    }
+  }
+};
+
+void attention_amx(const fp::Attention& a, const fp::Team& team) {
+  switch (a.layout.type) {
+    case fp::KvType::F32: return attend<VectorCore<fp::KvType::F32>>(a, team);
+    case fp::KvType::BF16: return attend<TileCore<fp::KvType::BF16>>(a, team);
+    case fp::KvType::INT8: return attend<TileCore<fp::KvType::INT8>>(a, team);
+  }
+}

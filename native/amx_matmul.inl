@@ -1,0 +1,259 @@
+// Matrix products on AMX tiles. Included inside an anonymous namespace, after simd_avx512.h and epilogue.inl. Where the
+// vector units are quicker (few rows), the AVX-512 table does the work: the bits are the same.
+//
+// The tile unit should never wait for the vector units. So the sums of one block of outputs are stored as they are, and
+// converted to floats a line or two at a time between the tile products of the next block (Converter); and the
+// weights of the next panel are unpacked between the products of this one.
+
+#include "generic/matmul_end.inl"
+#include "avx512_terms.inl"
+#include "amx_tiles.inl"
+#include "amx_grouped.inl"
+
+// Q4: a weight D (q - 8) + M is sixteen bits wide: 256 high (signed) + low (unsigned). With the two planes of x that
+// makes four products, hh, hl, lh, ll (plane of x first), and acc_h = 256 hh + hl, acc_l = 256 lh + ll.
+struct WideEnd {
+  static constexpr int kPlanes = 4;
+  const float *scale, *row_scale;
+  V row(const int32_t* c, int i, int64_t r, int64_t o) const {
+    c += i * 16;
+    I acc_h = iadd(ishl<8>(iload(c)), iload(c + 256)), acc_l = iadd(ishl<8>(iload(c + 512)), iload(c + 768));
+    return integer_result(acc_h, acc_l, scale[r], vload(row_scale + o));
+  }
+};
+
+// 64 columns of a Q4 panel as two B tiles, high then low.
+inline void unpack_wide(const uint8_t* block, uint8_t* out) {
+  const __m512i nibble = _mm512_set1_epi16(15), low_byte = _mm512_set1_epi16(255);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half, block += 320, out += 512) {
+    fetch_ahead<5>(block);
+    __m512i dm = _mm512_loadu_si512(block + 256);
+    __m512i d = _mm512_mask_blend_epi16(0xaaaaaaaa, dm, _mm512_slli_epi32(dm, 16));
+    __m512i m = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(dm, 16), dm);
+    m = _mm512_sub_epi16(m, _mm512_slli_epi16(d, 3));  // may wrap; the sums with d * q do not
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      __m512i line = _mm512_loadu_si512(block + 64 * i);
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {  // low nibbles, high nibbles
+        // Bytes 0 and 2 of each lane, then 1 and 3, widened to sixteen bits.
+        __m512i even = _mm512_and_si512(j ? _mm512_srli_epi16(line, 4) : line, nibble);
+        __m512i odd = j ? _mm512_srli_epi16(line, 12) : _mm512_and_si512(_mm512_srli_epi16(line, 8), nibble);
+        even = _mm512_add_epi16(_mm512_mullo_epi16(even, d), m);
+        odd = _mm512_add_epi16(_mm512_mullo_epi16(odd, d), m);
+        // low_byte ? b : c, bit by bit
+        __m512i high = _mm512_ternarylogic_epi32(low_byte, _mm512_srli_epi16(even, 8), odd, 0xca);
+        __m512i low = _mm512_ternarylogic_epi32(low_byte, even, _mm512_slli_epi16(odd, 8), 0xca);
+        _mm512_storeu_si512(out + 128 * i + 64 * j, high);
+        _mm512_storeu_si512(out + 1024 + 128 * i + 64 * j, low);
+      }
+    }
+  }
+}
+
+inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                        uint8_t* scratch) {
+  const int64_t blocks = w.k_pad() / 64, height = x.height();
+  uint8_t* planes = scratch;                           // of this panel
+  uint8_t* next_planes = scratch + w.k_pad() * 32;     // of the next
+  const WideEnd end{x.scale, w.row_scale()};
+  Converter<WideEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch + w.k_pad() * 64), w.n, blocks, height);
+  configure_tiles(int(height), 64);
+  for (int64_t i = 0; i < blocks; ++i) unpack_wide(w.panel(p0) + i * 640, planes + i * 2048);
+  tiles_see_stores();
+  for (int64_t p = p0; p < p1; ++p) {
+    for (int64_t tile = 0; tile < x.tiles(); ++tile) {
+      const bool unpack = tile == 0 && p + 1 < p1;
+      const int8_t* a = x.block(tile, 0, 0);
+      const uint8_t* b = planes;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t i = 0; i < blocks; ++i, a += 128 * height, b += 2048) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(7, b + 1024, 64);
+        _tile_dpbsud(1, 4, 7);
+        _tile_loadd(5, a + 64 * height, 64);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbsud(3, 5, 7);
+        if (unpack) unpack_wide(w.panel(p + 1) + i * 640, next_planes + i * 2048);
+        converter.some();
+      }
+      converter.all();
+      int32_t* c = converter.add(tile * 16, p * fp::kPanel, x.rows);
+      _tile_stored(0, c, 64);
+      _tile_stored(1, c + 256, 64);
+      _tile_stored(2, c + 512, 64);
+      _tile_stored(3, c + 768, 64);
+    }
+    uint8_t* swap = planes;
+    planes = next_planes;
+    next_planes = swap;
+  }
+  converter.all();
+  _tile_release();
+}
+
+// Q8C: a line of stored bytes q + 128 is a line of a B tile as it is; the offset is added at the end.
+struct ByteEnd {
+  static constexpr int kPlanes = 2;
+  const float *scale, *row_scale;
+  const int32_t* terms;  // of row `first`
+  int64_t first;
+  V row(const int32_t* c, int i, int64_t r, int64_t o) const {
+    const int32_t* term = terms + 2 * (r - first);
+    I acc_h = iadd(iload(c + i * 16), iset(term[0])), acc_l = iadd(iload(c + 256 + i * 16), iset(term[1]));
+    return integer_result(acc_h, acc_l, scale[r], vload(row_scale + o));
+  }
+};
+
+// One tile of rows, one or two panels.
+template <int Panels, class C>
+inline void bytes_block(const fp::Matrix& w, const fp::Activations& x, int64_t tile, int64_t p, C& converter) {
+  const int64_t blocks = w.k_pad() / 64, height = x.height();
+  const int8_t* a = x.block(tile, 0, 0);
+  const uint8_t *b = w.panel(p), *b2 = w.panel(p + Panels - 1);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < blocks; ++i, a += 128 * height, b += 1024, b2 += 1024) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(5, a + 64 * height, 64);
+    _tile_dpbsud(1, 5, 6);
+    if constexpr (Panels == 2) {
+      _tile_loadd(7, b2, 64);
+      _tile_dpbsud(2, 4, 7);
+      _tile_dpbsud(3, 5, 7);
+      if (tile == 0) fetch_ahead<16>(b2);
+    }
+    if (tile == 0) fetch_ahead<16>(b);
+    converter.some();
+  }
+  converter.all();
+  int32_t* c = converter.add(tile * 16, p * fp::kPanel, x.rows);
+  _tile_stored(0, c, 64);
+  _tile_stored(1, c + 256, 64);
+  if constexpr (Panels == 2) {
+    c = converter.add(tile * 16, (p + 1) * fp::kPanel, x.rows);
+    _tile_stored(2, c, 64);
+    _tile_stored(3, c + 256, 64);
+  }
+}
+
+inline void matmul_bytes(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                         uint8_t* scratch) {
+  constexpr int64_t kRows = 1024;  // whose terms fit in scratch
+  int32_t* terms = reinterpret_cast<int32_t*>(scratch + Converter<ByteEnd>::kBytes);
+  configure_tiles(int(x.height()), 64);
+  for (int64_t first = 0; first < x.rows; first += kRows) {
+    const int64_t last = first + kRows < x.rows ? first + kRows : x.rows;
+    for (int64_t r = first; r < last; ++r) make_terms(w.format, x, r, terms + 2 * (r - first));
+    const ByteEnd end{x.scale, w.row_scale(), terms, first};
+    Converter<ByteEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.k_pad() / 64, 2 * x.height());
+    int64_t p = p0;
+    for (; p + 2 <= p1; p += 2)
+      for (int64_t r = first; r < last; r += 16) bytes_block<2>(w, x, r / 16, p, converter);
+    for (; p < p1; ++p)
+      for (int64_t r = first; r < last; r += 16) bytes_block<1>(w, x, r / 16, p, converter);
+    converter.all();
+  }
+  _tile_release();
+}
+
+// BF16: the packed lines are B tiles.
+struct FloatEnd {
+  static constexpr int kPlanes = 1;
+  V row(const int32_t* c, int i, int64_t, int64_t) const { return vload(reinterpret_cast<const float*>(c + i * 16)); }
+};
+
+// One or two tiles of rows, one or two panels.
+template <int Tiles, int Panels, class C>
+inline void bf16_tiles(const fp::Matrix& w, const fp::Activations& x, int64_t tile, int64_t p, C& converter) {
+  const int64_t blocks = w.k_pad() / 32, height = x.height();
+  const uint16_t *a = x.block16(tile, 0), *a2 = x.block16(tile + Tiles - 1, 0);
+  const uint8_t *b = w.panel(p), *b2 = w.panel(p + Panels - 1);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < blocks; ++i, a += 32 * height, a2 += 32 * height, b += 1024, b2 += 1024) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (Panels == 2) {
+      _tile_loadd(7, b2, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (Tiles == 2) {
+      _tile_loadd(5, a2, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (Panels == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    if (tile == 0) {
+      fetch_ahead<16>(b);
+      if constexpr (Panels == 2) fetch_ahead<16>(b2);
+    }
+    converter.some();
+  }
+  converter.all();
+  _tile_stored(0, converter.add(tile * 16, p * fp::kPanel, x.rows), 64);
+  if constexpr (Panels == 2) _tile_stored(1, converter.add(tile * 16, (p + 1) * fp::kPanel, x.rows), 64);
+  if constexpr (Tiles == 2) {
+    _tile_stored(2, converter.add((tile + 1) * 16, p * fp::kPanel, x.rows), 64);
+    if constexpr (Panels == 2) _tile_stored(3, converter.add((tile + 1) * 16, (p + 1) * fp::kPanel, x.rows), 64);
+  }
+}
+
+template <int Panels, class C>
+inline void bf16_panels(const fp::Matrix& w, const fp::Activations& x, int64_t p, C& converter) {
+  int64_t tile = 0;
+  for (; tile + 2 <= x.tiles(); tile += 2) bf16_tiles<2, Panels>(w, x, tile, p, converter);
+  if (tile < x.tiles()) bf16_tiles<1, Panels>(w, x, tile, p, converter);
+}
+
+inline void matmul_bf16_tiles(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1,
+                              const fp::Epilogue& e, uint8_t* scratch) {
+  const FloatEnd end;
+  Converter<FloatEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.k_pad() / 32, 4 * x.height());
+  configure_tiles(int(x.height()), 64);
+  int64_t p = p0;
+  for (; p + 2 <= p1; p += 2) bf16_panels<2>(w, x, p, converter);
+  if (p < p1) bf16_panels<1>(w, x, p, converter);
+  converter.all();
+  _tile_release();
+}
+
+// From how many rows on tiles are quicker (measured; see docs of the benchmark kernels.py).
+constexpr int64_t kWideRows = 13, kGroupedRows = 4, kByteRows = 4, kBf16TileRows = 1;
+
+inline void matmul_amx(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                       uint8_t* scratch) {
+  if (p0 >= p1) return;
+  switch (w.format) {
+    case fp::Format::Q4:
+      if (x.rows >= kWideRows) return matmul_wide(w, x, p0, p1, e, scratch);
+      if (x.rows >= kGroupedRows) return matmul_grouped<fp::Format::Q4>(w, x, p0, p1, e, scratch);
+      break;
+    case fp::Format::Q8:
+      if (x.rows >= kGroupedRows) return matmul_grouped<fp::Format::Q8>(w, x, p0, p1, e, scratch);
+      break;
+    case fp::Format::Q8M:
+      if (x.rows >= kGroupedRows) return matmul_grouped<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
+      break;
+    case fp::Format::Q8C:
+      if (x.rows >= kByteRows) return matmul_bytes(w, x, p0, p1, e, scratch);
+      break;
+    case fp::Format::BF16:
+      if (x.rows >= kBf16TileRows) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
+      break;
+    default: break;
+  }
+  fp::avx512_kernels().matmul(w, x, p0, p1, e, scratch);
+}

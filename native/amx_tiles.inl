@@ -1,0 +1,63 @@
+// Tile set-up, and the conversion of finished blocks. Included inside an anonymous namespace.
+
+// Tiles 0-3 hold sums [rows][16], 4 and 5 activations [rows][columns of one byte], 6 and 7 weights [columns / 4][64].
+inline void configure_tiles(int rows, int columns) {
+  struct alignas(64) Config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  };
+  Config config{};
+  config.palette = 1;
+  for (int i = 0; i < 8; ++i) {
+    config.bytes[i] = uint16_t(i == 4 || i == 5 ? columns : 64);
+    config.rows[i] = uint8_t(i < 6 ? rows : columns / 4);
+  }
+  asm volatile("" ::"r"(&config) : "memory");  // GCC 12.2 would drop the stores above
+  _tile_loadconfig(&config);
+}
+
+// GCC's tile loads do not say that they read memory: without this, earlier stores might be moved behind them.
+inline void tiles_see_stores() { asm volatile("" ::: "memory"); }
+
+// Sums of up to four 16 x 16 blocks of outputs on their way to floats. `End::row(c, i, r, o)` gives the sixteen results
+// of line i of the block at c: row r, outputs from o. The vector work is handed out in small pieces, so that the
+// tile products of the next blocks run meanwhile.
+template <class End>
+struct Converter {
+  static constexpr int kBytes = 4096;  // of `sums`
+  const End& end;
+  const fp::Epilogue& e;
+  int32_t* sums;   // [block][plane][16][16]
+  int64_t n, per_step;
+  int64_t row[4], output[4];
+  int lines[4];
+  int count = 0, block = 0, line = 0;
+
+  // steps: how often some() is called while the next sums are made; the blocks hold `total` lines.
+  Converter(const End& end, const fp::Epilogue& e, int32_t* sums, int64_t n, int64_t steps, int64_t total)
+      : end(end), e(e), sums(sums), n(n), per_step((total + steps - 1) / steps) {}
+
+  int32_t* add(int64_t r, int64_t o, int64_t rows) {  // where the block's sums are to be stored
+    row[count] = r;
+    output[count] = o;
+    lines[count] = int(rows - r < 16 ? rows - r : 16);
+    return sums + count++ * End::kPlanes * 256;
+  }
+  void one() {
+    int64_t r = row[block] + line;
+    V y = end.row(sums + block * End::kPlanes * 256, line, r, output[block]);
+    finish_outputs(e, y, r, output[block], n);
+    if (++line == lines[block]) {
+      line = 0;
+      ++block;
+    }
+  }
+  void some() {
+    for (int64_t i = 0; i < per_step && block < count; ++i) one();
+  }
+  void all() {  // makes room for new blocks
+    while (block < count) one();
+    count = block = 0;
+  }
+};

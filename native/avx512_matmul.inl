@@ -1,0 +1,164 @@
+// Integer products with AVX-512 VNNI. Included inside an anonymous namespace, after simd_avx512.h, epilogue.inl and
+// matmul_float.inl.
+//
+// vpdpbusd multiplies unsigned bytes (the stored weights, q + 8 or q + 128) by signed ones (a plane of x, four
+// columns broadcast from memory) exactly. What the offset adds is where each sum starts (avx512_terms.inl).
+
+#include "generic/matmul_end.inl"
+#include "avx512_terms.inl"
+
+constexpr int kRowBlock = 4;  // rows that share one unpacking of the weights
+
+// Terms of R rows, and where their planes are.
+struct Rows {
+  const int8_t* planes;    // hi plane of the first 64 columns of the first row; rows are 64 bytes apart
+  int64_t plane_stride;    // from hi to lo; twice that from block to block
+  const int32_t* terms;
+  int64_t term_stride;     // from row to row
+};
+
+// One plane of one row times the 32 columns whose weights stand in q[8].
+inline __m512i dot32(__m512i start, const __m512i* q, const int8_t* x) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) start = _mm512_dpbusd_epi32(start, q[i], broadcast4(x + 4 * i));
+  return start;
+}
+
+template <int R>
+void q4_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* acc_h, __m512i* acc_l) {
+  const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
+  const int8_t* x = rows.planes;
+  const int32_t* terms = rows.terms;
+  for (int j = 0; j < R; ++j) acc_h[j] = acc_l[j] = _mm512_setzero_si512();
+  for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half, panel += 320, terms += 4) {
+      fetch_ahead<5>(panel);
+      __m512i q[8];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        __m512i line = _mm512_loadu_si512(panel + 64 * i);
+        q[2 * i] = _mm512_and_si512(line, nibble);
+        q[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+      }
+      __m512i dm = _mm512_loadu_si512(panel + 256);
+#pragma GCC unroll 8
+      for (int j = 0; j < R; ++j) {
+        const int8_t* hi = x + 64 * j + 32 * half;
+        const int32_t* term = terms + j * rows.term_stride;
+        __m512i dot_h = dot32(broadcast4(term), q, hi);
+        __m512i dot_l = dot32(broadcast4(term + 1), q, hi + rows.plane_stride);
+        // (dot, sum) as pairs of int16, times (D, M)
+        dot_h = _mm512_ternarylogic_epi32(dot_h, low_half, broadcast4(term + 2), 0xea);  // (a & b) | c
+        dot_l = _mm512_ternarylogic_epi32(dot_l, low_half, broadcast4(term + 3), 0xea);
+        acc_h[j] = _mm512_dpwssd_epi32(acc_h[j], dot_h, dm);
+        acc_l[j] = _mm512_dpwssd_epi32(acc_l[j], dot_l, dm);
+      }
+    }
+  }
+}
+
+template <int R>
+void q8c_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* acc_h, __m512i* acc_l) {
+  const int8_t* x = rows.planes;
+  for (int j = 0; j < R; ++j) {
+    acc_h[j] = broadcast4(rows.terms + j * rows.term_stride);
+    acc_l[j] = broadcast4(rows.terms + j * rows.term_stride + 1);
+  }
+  for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride, panel += 1024) {
+    fetch_ahead<16>(panel);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      __m512i q = _mm512_loadu_si512(panel + 64 * i);
+#pragma GCC unroll 8
+      for (int j = 0; j < R; ++j) {
+        const int8_t* hi = x + 64 * j + 4 * i;
+        acc_h[j] = _mm512_dpbusd_epi32(acc_h[j], q, broadcast4(hi));
+        acc_l[j] = _mm512_dpbusd_epi32(acc_l[j], q, broadcast4(hi + rows.plane_stride));
+      }
+    }
+  }
+}
+
+template <int R, fp::Format F>
+void q8_sums(const uint8_t* panel, int64_t groups, const Rows& rows, V* y1, V* y2) {
+  constexpr int kTerms = terms_per_group(F);
+  const int8_t* x = rows.planes;
+  const int32_t* terms = rows.terms;
+  for (int j = 0; j < R; ++j) y1[j] = y2[j] = vzero();
+  for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride, panel += fp::block_bytes(F)) {
+    fetch_ahead<fp::block_bytes(F) / 64>(panel);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half, terms += kTerms) {
+      const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + 1024 + 32 * half);
+      __m512i q[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) q[i] = _mm512_loadu_si512(panel + 512 * half + 64 * i);
+      V d = vload_f16(scales);
+#pragma GCC unroll 8
+      for (int j = 0; j < R; ++j) {
+        const int8_t* hi = x + 64 * j + 32 * half;
+        const int32_t* term = terms + j * rows.term_stride;
+        __m512i dot_h = dot32(broadcast4(term), q, hi);
+        __m512i dot_l = dot32(_mm512_setzero_si512(), q, hi + rows.plane_stride);
+        y1[j] = vfma(vfrom_i32(_mm512_add_epi32(_mm512_slli_epi32(dot_h, 7), dot_l)), d, y1[j]);
+        if constexpr (F == fp::Format::Q8M)
+          y2[j] = vfma(vload_f16(scales + 32), _mm512_castsi512_ps(broadcast4(term + 1)), y2[j]);
+      }
+    }
+  }
+}
+
+// R rows from r and panel p.
+template <int R, fp::Format F>
+void int_block(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t r, const int32_t* terms,
+               const fp::Epilogue& e) {
+  const int64_t groups = w.k_pad() / fp::kGroup;
+  const Rows rows{x.block(r / 16, 0, 0) + r % 16 * 64, x.height() * 64, terms, term_count(F, groups)};
+  V y[R];
+  if constexpr (fp::has_row_scale(F)) {
+    __m512i acc_h[R], acc_l[R];
+    if constexpr (F == fp::Format::Q4) q4_sums<R>(w.panel(p), groups, rows, acc_h, acc_l);
+    else q8c_sums<R>(w.panel(p), groups, rows, acc_h, acc_l);
+    V row_scale = vload(w.row_scale() + p * fp::kPanel);
+    for (int j = 0; j < R; ++j) y[j] = integer_result(acc_h[j], acc_l[j], x.scale[r + j], row_scale);
+  } else {
+    V y1[R], y2[R];
+    q8_sums<R, F>(w.panel(p), groups, rows, y1, y2);
+    for (int j = 0; j < R; ++j) y[j] = grouped_result(y1[j], y2[j], F == fp::Format::Q8M, x.scale[r + j]);
+  }
+  for (int j = 0; j < R; ++j) finish_outputs(e, y[j], r + j, p * fp::kPanel, w.n);
+}
+
+// Rows [r, end) in blocks of R, what is left in smaller ones. Blocks never straddle a tile: 16 is a multiple of R.
+template <int R, fp::Format F>
+void int_rows(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t r, int64_t end, const int32_t* terms,
+              const fp::Epilogue& e) {
+  const int64_t stride = term_count(F, w.k_pad() / fp::kGroup);
+  for (; r + R <= end; r += R, terms += R * stride) int_block<R, F>(w, x, p, r, terms, e);
+  if constexpr (R > 1)
+    if (r < end) int_rows<R - 1, F>(w, x, p, r, end, terms, e);
+}
+
+template <fp::Format F>
+void int_panels(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                uint8_t* scratch) {
+  int32_t* terms = reinterpret_cast<int32_t*>(scratch);
+  const int64_t stride = term_count(F, w.k_pad() / fp::kGroup);
+  for (int64_t first = 0; first < x.rows; first += kRowChunk) {
+    const int64_t end = first + kRowChunk < x.rows ? first + kRowChunk : x.rows;
+    for (int64_t r = first; r < end; ++r) make_terms(F, x, r, terms + (r - first) * stride);
+    for (int64_t p = p0; p < p1; ++p) int_rows<kRowBlock, F>(w, x, p, first, end, terms, e);
+  }
+}
+
+inline void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                   uint8_t* scratch) {
+  switch (w.format) {
+    case fp::Format::Q4: return int_panels<fp::Format::Q4>(w, x, p0, p1, e, scratch);
+    case fp::Format::Q8: return int_panels<fp::Format::Q8>(w, x, p0, p1, e, scratch);
+    case fp::Format::Q8M: return int_panels<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
+    case fp::Format::Q8C: return int_panels<fp::Format::Q8C>(w, x, p0, p1, e, scratch);
+    default: return matmul_float(w, x, p0, p1, e, scratch);
+  }
+}

@@ -1,0 +1,383 @@
+// What Python sees. Everything that could read or write outside an array is checked here; the release of the GIL
+// around every call that computes happens here too.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <stdexcept>
+
+#include "cpu_features.h"
+#include "machine_limits.h"
+#include "memory.h"
+#include "pack.h"
+#include "program.h"
+#include "rows.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+fp::Matrix matrix_shape(int format, int64_t n, int64_t k) {
+  require(format >= 0 && format < fp::kFormats, "no such matrix format");
+  require(n > 0 && k > 0 && n < (int64_t(1) << 31) && k < (int64_t(1) << 24), "matrix shape out of range");
+  return fp::Matrix{fp::Format(format), n, k, nullptr};
+}
+
+// A packed matrix and the memory it lies in.
+struct PyMatrix {
+  fp::Matrix matrix;
+  Bytes memory;
+};
+
+struct PyRegion {
+  explicit PyRegion(int64_t bytes) : region(bytes, true) {}
+  fp::Region region;
+};
+
+// Memory for the blocks of a KV cache: address space for all, real memory for those in use.
+struct PyKvMemory {
+  PyKvMemory(int kv_type, int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t blocks)
+      : layout{fp::KvType(kv_type), kv_heads, head_dim},
+        layers(layers),
+        blocks(blocks),
+        block_bytes(fp::round_up(layers * kv_heads * layout.head_bytes(), 64)),
+        region(block_bytes * blocks, true) {}
+  fp::KvLayout layout;
+  int64_t layers, blocks, block_bytes;
+  fp::Region region;
+
+  void check(int64_t block) const { require(block >= 0 && block < blocks, "no such KV block"); }
+};
+
+// A program and the Python objects whose memory it points to.
+struct PyProgram {
+  PyProgram(std::shared_ptr<fp::Pool> pool, const std::string& isa) : program(std::move(pool), fp::kernels_for(isa)) {}
+  fp::Program program;
+  std::vector<nb::object> matrices;
+  std::vector<ConstFloats> vectors;
+  std::vector<std::shared_ptr<fp::RotaryTable>> rotary;
+  int64_t vocabulary = 0, position_rows = 0, layers = 0;
+  std::vector<fp::KvLayout> layouts;
+  bool needs_ids = false, needs_positions = false, needs_cache = false, needs_wanted = false;
+
+  const float* floats(const std::optional<ConstFloats>& array, int64_t size) {
+    if (!array) return nullptr;
+    require(int64_t(array->size()) == size, "a norm or bias has the wrong length");
+    vectors.push_back(*array);
+    return array->data();
+  }
+  fp::Norm norm(int kind, float eps, const std::optional<ConstFloats>& weight, const std::optional<ConstFloats>& bias,
+                int64_t size) {
+    require(kind >= 0 && kind <= 2 && (kind == 0 || weight), "norm without a weight");
+    return {fp::NormKind(kind), eps, floats(weight, size), floats(bias, size)};
+  }
+  const fp::Matrix& hold(nb::handle matrix) {
+    matrices.push_back(nb::borrow(matrix));
+    return nb::cast<PyMatrix&>(matrix).matrix;
+  }
+};
+
+fp::Op make_op(fp::OpKind kind, const std::string& label) {
+  fp::Op op;
+  op.kind = kind;
+  op.label = label;
+  return op;
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T> new_array(size_t size) {
+  T* data = new T[size];
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::ndarray<nb::numpy, T>(data, {size}, owner);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels of forwardpass. Internal: use the package's own functions.";
+
+  m.def("isas", &fp::available_isas, "Instruction sets that work here, best first.");
+  m.def("cpu_name", &fp::cpu_name);
+  m.def("matrix_bytes", [](int format, int64_t n, int64_t k) { return matrix_shape(format, n, k).bytes(); });
+  m.def("release_pages", [](ConstBytes bytes) { fp::release_pages(bytes.data(), int64_t(bytes.size())); });
+
+  nb::class_<fp::Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &fp::Pool::size);
+
+  nb::class_<PyRegion>(m, "Region")
+      .def(nb::init<int64_t>(), "bytes"_a)
+      .def("view", [](nb::object self, int64_t offset, int64_t bytes) {
+        fp::Region& region = nb::cast<PyRegion&>(self).region;
+        require(offset >= 0 && bytes >= 0 && bytes <= region.bytes() && offset <= region.bytes() - bytes,
+                "view outside the region");
+        return nb::ndarray<nb::numpy, uint8_t>(region.data() + offset, {size_t(bytes)}, self);
+      });
+
+  nb::class_<PyMatrix>(m, "Matrix")
+      .def("__init__", [](PyMatrix* self, int format, int64_t n, int64_t k, Bytes memory) {
+        fp::Matrix matrix = matrix_shape(format, n, k);
+        require(int64_t(memory.size()) == matrix.bytes(), "memory does not fit the matrix");
+        require(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0, "matrix memory must be 64-byte aligned");
+        matrix.data = memory.data();
+        new (self) PyMatrix{matrix, memory};
+      })
+      .def_prop_ro("format", [](const PyMatrix& self) { return int(self.matrix.format); })
+      .def_prop_ro("n", [](const PyMatrix& self) { return self.matrix.n; })
+      .def_prop_ro("k", [](const PyMatrix& self) { return self.matrix.k; })
+      .def_prop_ro("nbytes", [](const PyMatrix& self) { return self.matrix.bytes(); });
+
+  m.def("pack", [](fp::Pool& pool, int format, int64_t n, int64_t k, const std::string& type, ConstBytes rows,
+                   std::optional<Ints> order, Bytes out) {
+    fp::Matrix shape = matrix_shape(format, n, k);
+    fp::Source source = fp::source_type(type);
+    require(int64_t(out.size()) == shape.bytes(), "packed memory has the wrong size");
+    require(k % 32 == 0 || source <= fp::Source::BF16, "rows of a quantised tensor must be a multiple of 32");
+    require(int64_t(rows.size()) == n * fp::source_row_bytes(source, k), "source rows have the wrong size");
+    if (order) {
+      require(int64_t(order->size()) == n, "row order has the wrong length");
+      for (int64_t i = 0; i < n; ++i) require(order->data()[i] >= 0 && order->data()[i] < n, "row order out of range");
+    }
+    const int32_t* rows_order = order ? order->data() : nullptr;
+    bool finite;
+    {
+      nb::gil_scoped_release release;
+      std::atomic<int64_t> next{0};
+      std::atomic<bool> good{true};
+      pool.run([&](int) {
+        std::vector<uint64_t> scratch(size_t(fp::pack_scratch(k)) / 8 + 8);
+        for (int64_t p; (p = next.fetch_add(8)) < shape.panels();)
+          if (!fp::pack_panels(shape, out.data(), source, rows.data(), rows_order, p,
+                               std::min(p + 8, shape.panels()), reinterpret_cast<uint8_t*>(scratch.data())))
+            good = false;
+      });
+      finite = good;
+    }
+    return finite;
+  }, "pool"_a, "format"_a, "n"_a, "k"_a, "type"_a, "rows"_a, "order"_a.none(), "out"_a,
+     "Packs stored rows into `out`. False if a weight is NaN or infinite.");
+
+  nb::class_<fp::RotaryTable>(m, "RotaryTable")
+      .def(nb::init<std::vector<float>, float>(), "inv_freq"_a, "factor"_a)
+      .def("rows", [](fp::RotaryTable& self, int64_t positions) {
+        self.reserve(positions);
+        size_t size = size_t(positions * self.dim() / 2);
+        auto cos = new_array<float>(size), sin = new_array<float>(size);
+        std::copy_n(self.cos(), size, cos.data());
+        std::copy_n(self.sin(), size, sin.data());
+        return nb::make_tuple(cos, sin);
+      });
+
+  nb::class_<PyKvMemory>(m, "KvMemory")
+      .def(nb::init<int, int64_t, int64_t, int64_t, int64_t>(), "kv_type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a,
+           "blocks"_a)
+      .def_ro("block_bytes", &PyKvMemory::block_bytes)
+      .def_ro("blocks", &PyKvMemory::blocks)
+      .def("clear", [](PyKvMemory& self, int64_t block) {
+        self.check(block);
+        self.region.clear(block * self.block_bytes, self.block_bytes);
+      })
+      .def("copy", [](PyKvMemory& self, int64_t from, int64_t to) {
+        self.check(from);
+        self.check(to);
+        std::copy_n(self.region.data() + from * self.block_bytes, self.block_bytes,
+                    self.region.data() + to * self.block_bytes);
+      });
+
+  nb::class_<PyProgram>(m, "Program")
+      .def(nb::init<std::shared_ptr<fp::Pool>, const std::string&>(), "pool"_a, "isa"_a)
+      .def("buffer", [](PyProgram& self, int64_t width) {
+        require(width > 0, "buffer width");
+        return self.program.add_buffer(width);
+      })
+      .def("embed", [](PyProgram& self, int out, nb::object table, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Embed, label);
+        op.out = out;
+        op.parts.push_back({self.hold(table), nullptr, 0});
+        require(op.parts[0].w.k == self.program.width(out), "embedding width");
+        self.vocabulary = op.parts[0].w.n;
+        self.needs_ids = true;
+        self.program.add(std::move(op));
+      })
+      .def("positions", [](PyProgram& self, int out, nb::object table, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Positions, label);
+        op.out = out;
+        op.parts.push_back({self.hold(table), nullptr, 0});
+        require(op.parts[0].w.k == self.program.width(out), "position table width");
+        self.position_rows = op.parts[0].w.n;
+        self.needs_positions = true;
+        self.program.add(std::move(op));
+      })
+      .def("norm", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
+                      std::optional<ConstFloats> bias, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Norm, label);
+        op.in = in;
+        op.out = out;
+        require(kind != 0 && self.program.width(in) == self.program.width(out), "norm");
+        op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
+        self.program.add(std::move(op));
+      })
+      .def("gather", [](PyProgram& self, int in, int out, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Gather, label);
+        op.in = in;
+        op.out = out;
+        require(self.program.width(in) == self.program.width(out), "gather widths");
+        self.needs_wanted = true;
+        self.program.add(std::move(op));
+      })
+      .def("linear", [](PyProgram& self, int in, int out, int norm_kind, float eps, std::optional<ConstFloats> weight,
+                        std::optional<ConstFloats> bias, nb::list parts, int mode, int act, bool gated,
+                        const std::string& label) {
+        fp::Op op = make_op(gated ? fp::OpKind::Gated : fp::OpKind::Linear, label);
+        op.in = in;
+        op.out = out;
+        op.mode = fp::Mode(mode);
+        op.act = fp::Act(act);
+        require(nb::len(parts) > 0 && (!gated || nb::len(parts) == 2), "parts of a linear op");
+        const int64_t in_width = self.program.width(in), out_width = self.program.width(out);
+        op.norm = self.norm(norm_kind, eps, weight, bias, in_width);
+        int64_t column = 0;
+        for (nb::handle item : parts) {
+          nb::tuple part = nb::cast<nb::tuple>(item);
+          const fp::Matrix& w = self.hold(part[0]);
+          require(w.k == in_width, "a weight's columns differ from its input");
+          const float* part_bias = self.floats(nb::cast<std::optional<ConstFloats>>(part[1]), w.n);
+          op.parts.push_back({w, part_bias, gated ? 0 : column});
+          column += w.n;
+          require(gated ? w.n == out_width : column <= out_width, "a weight's rows differ from its output");
+          require(fp::act_kind(w.format) == fp::act_kind(op.parts[0].w.format),
+                  "weights that share an input must share a kind of activation");
+        }
+        self.program.add(std::move(op));
+      })
+      .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,
+                           int64_t head_dim, float scale, int64_t window, int kv_type,
+                           std::shared_ptr<fp::RotaryTable> rotary, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Attention, label);
+        op.in = qkv;
+        op.out = out;
+        require(kv_heads > 0 && heads % kv_heads == 0 && head_dim > 0, "attention heads");
+        require(self.program.width(qkv) == (heads + 2 * kv_heads) * head_dim, "qkv width");
+        require(self.program.width(out) == heads * head_dim, "attention output width");
+        fp::Attention& a = op.attention;
+        a.layout = {fp::KvType(kv_type), kv_heads, head_dim};
+        a.heads = heads;
+        a.layer = layer;
+        a.scale = scale;
+        a.window = window;
+        if (rotary) {
+          require(rotary->dim() <= head_dim, "rotary dimensions exceed the head");
+          a.rotary_dim = rotary->dim();
+          op.rotary = rotary.get();
+          self.rotary.push_back(rotary);
+          self.needs_positions = true;
+        }
+        self.layers = std::max(self.layers, layer + 1);
+        self.layouts.push_back(a.layout);
+        self.needs_cache = true;
+        self.program.add(std::move(op));
+      }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
+         "rotary"_a.none(), "label"_a)
+      .def("run", [](PyProgram& self, int64_t rows, std::optional<Ints> ids, std::optional<Ints> positions,
+                     std::optional<Ints> wanted, std::optional<Ints> starts, std::optional<Ints> past,
+                     std::optional<Ints2> tables, PyKvMemory* memory, std::vector<std::tuple<int, Floats2>> bound,
+                     bool timed) {
+        fp::Step step;
+        step.rows = rows;
+        require(rows > 0, "no rows");
+        auto all_in = [](const Ints& a, int64_t size, int64_t limit, const char* what) {
+          require(int64_t(a.size()) == size, what);
+          for (int64_t i = 0; i < size; ++i) require(a.data()[i] >= 0 && a.data()[i] < limit, what);
+          return a.data();
+        };
+        int64_t in_rows = rows;
+        if (self.needs_wanted) {
+          require(wanted.has_value() && !bound.empty(), "which rows are wanted?");
+          in_rows = int64_t(std::get<1>(bound[0]).shape(0));
+          step.wanted = all_in(*wanted, rows, in_rows, "a wanted row is out of range");
+        }
+        if (self.needs_ids) {
+          require(ids.has_value(), "token ids missing");
+          step.ids = all_in(*ids, rows, self.vocabulary, "a token id is out of range");
+        }
+        if (self.needs_positions) {
+          require(positions.has_value(), "positions missing");
+          int64_t limit = self.position_rows ? self.position_rows : int64_t(1) << 24;
+          step.positions = all_in(*positions, rows, limit, "a position is out of range");
+          for (int64_t i = 0; i < rows; ++i) step.last_position = std::max<int64_t>(step.last_position, step.positions[i]);
+        }
+        if (self.needs_cache) {
+          require(starts && past && tables && memory && starts->size() > 1, "cache arguments missing");
+          step.sequences = int64_t(starts->size()) - 1;
+          step.starts = starts->data();
+          step.past = past->data();
+          step.tables = tables->data();
+          step.table_stride = int64_t(tables->shape(1));
+          step.pool = memory->region.data();
+          step.block_bytes = memory->block_bytes;
+          require(int64_t(past->size()) == step.sequences && int64_t(tables->shape(0)) == step.sequences,
+                  "cache arguments disagree on the number of sequences");
+          require(step.starts[0] == 0 && step.starts[step.sequences] == rows, "starts do not cover the rows");
+          require(self.layers <= memory->layers, "the cache has too few layers");
+          for (const fp::KvLayout& layout : self.layouts)
+            require(layout.type == memory->layout.type && layout.kv_heads == memory->layout.kv_heads &&
+                        layout.head_dim == memory->layout.head_dim, "the cache has another layout");
+          for (int64_t s = 0; s < step.sequences; ++s) {
+            int64_t length = step.starts[s + 1] - step.starts[s], context = step.past[s] + length;
+            require(length > 0 && step.past[s] >= 0, "an empty sequence");
+            int64_t blocks = (context + fp::kPage - 1) / fp::kPage;
+            require(blocks <= step.table_stride, "a block table is too short");
+            for (int64_t b = 0; b < blocks; ++b) memory->check(step.tables[s * step.table_stride + b]);
+            step.longest_context = std::max(step.longest_context, context);
+          }
+        }
+        for (auto& [id, array] : bound) {
+          require(int64_t(array.shape(1)) == self.program.width(id), "a bound array has the wrong width");
+          require(int64_t(array.shape(0)) >= (&array == &std::get<1>(bound[0]) ? in_rows : rows),
+                  "a bound array has too few rows");
+        }
+        nb::gil_scoped_release release;
+        self.program.start();
+        for (auto& [id, array] : bound) self.program.bind(id, array.data());
+        self.program.run(step, timed);
+      }, "rows"_a, "ids"_a.none(), "positions"_a.none(), "wanted"_a.none(), "starts"_a.none(), "past"_a.none(),
+         "tables"_a.none(), "memory"_a.none(), "bound"_a, "timed"_a)
+      .def("timings", [](PyProgram& self) {
+        nb::list out;
+        for (const fp::Op& op : self.program.ops()) out.append(nb::make_tuple(op.label, op.seconds));
+        return out;
+      })
+      .def("reset_timings", [](PyProgram& self) { self.program.reset_timings(); });
+
+  // Rows of logits: what sampling needs of a large vocabulary without sorting it.
+  m.def("argmax", [](ConstFloats row) { return fp::argmax(row.data(), int64_t(row.size())); });
+  m.def("top_k", [](ConstFloats row, int64_t k) {
+    require(k > 0 && k <= int64_t(row.size()), "k out of range");
+    auto out = new_array<int32_t>(size_t(k));
+    fp::top_k(row.data(), int64_t(row.size()), k, out.data());
+    return out;
+  }, "The indices of the k greatest values, greatest first, lower index first among equals.");
+  m.def("log_sum_exp", [](ConstFloats row) { return fp::log_sum_exp(row.data(), int64_t(row.size())); });
+
+  m.def("read_bandwidth", &fp::read_bandwidth, "pool"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes a second that all threads of the pool together read from a buffer of this size.");
+  m.def("matrix_rate", &fp::matrix_rate, "pool"_a, "isa"_a, "integer"_a, "seconds"_a,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Operations a second of the best matrix instructions of an instruction set, registers only.");
+}

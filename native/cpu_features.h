@@ -1,0 +1,16 @@
+// What this processor and operating system let us use.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace fp {
+
+// Instruction sets that work here, best first; "scalar" is always last.
+std::vector<std::string> available_isas();
+// The table for a name of available_isas(); throws std::invalid_argument for any other.
+const Kernels& kernels_for(const std::string& isa);
+std::string cpu_name();
+
+}  // namespace fp

@@ -1,0 +1,256 @@
+// Who computes what. Three plans, chosen by shape alone, with the same bits:
+//   apart     every sequence has few rows: a thread owns all rows of a (sequence, KV head), appends and computes
+//             them; no barrier
+//   by page   few sequences with few rows and long contexts: the pages of all heads are spread over the threads for
+//             scores and p, then (head, sixteen dimensions) for values; two barriers
+//   together  prompts: append everything | barrier | spans are taken one after the other, the longest of a head first
+
+constexpr int64_t kCommonHead = 64;               // bytes before the shared buffers: the counter of spans
+constexpr int64_t kByPageBytes = 64ll << 20;      // most memory for the shared buffers
+constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts aren't worth two barriers
+
+struct Scratch {
+  uint8_t* queries;
+  float *most, *sums, *total, *acc, *buffer;
+};
+
+inline int64_t query_bytes(const fp::Attention& a) { return kSpanRows * a.layout.d_pad() * 4; }
+inline int64_t context_pad(int64_t context) { return fp::round_up(context, fp::kPage); }
+
+inline Scratch split_scratch(const fp::Attention& a, uint8_t* p) {
+  Scratch s;
+  s.queries = p;
+  s.most = reinterpret_cast<float*>(p + query_bytes(a));
+  s.sums = s.most + kSpanRows * 16;
+  s.total = s.sums + kSpanRows * 16;
+  s.acc = s.total + kSpanRows * 16;
+  s.buffer = s.acc + kSpanRows * a.layout.d_pad();
+  return s;
+}
+
+int64_t attention_scratch(const fp::Attention& a, int64_t rows, int64_t context) {
+  const int64_t most_rows = smaller(kSpanRows, rows * group_of(a));
+  return query_bytes(a) + kSpanRows * (3 * 16 + a.layout.d_pad()) * 4 + most_rows * context_pad(context) * 4 + 64;
+}
+
+// Bytes of the plan by page: for every page of every KV head the scores [4][rows][16], a line per row of sums, and a
+// line or two of largest scores.
+inline int64_t by_page_bytes(const fp::Attention& a, int64_t rows, int64_t context) {
+  const int64_t pages = context_pad(context) / fp::kPage;
+  return rows * pages * (a.heads * 5 * 64 + a.layout.kv_heads * kSpanRows * 4);
+}
+
+int64_t attention_common(const fp::Attention& a, int64_t rows, int64_t context) {
+  const int64_t bytes = by_page_bytes(a, rows, context);
+  return kCommonHead + (bytes <= kByPageBytes ? bytes : 0);
+}
+
+// acc [dims / 16][rows][16] / total, into the heads' places in `out`. Adding zero makes -0 one with 0: whether a
+// block of invisible positions was added must not show.
+inline void finish(const fp::Attention& a, const Span& x, int block0, int block1, const float* acc,
+                   const float* total) {
+  const int64_t group = group_of(a), d = a.layout.head_dim;
+  for (int r = 0; r < x.rows; ++r) {
+    const float sum = reduce_add(vload(total + r * 16));
+    const int64_t row = a.starts[x.sequence] + (x.first + r) / group;
+    float* out = a.out + (row * a.heads + x.kv_head * group + (x.first + r) % group) * d;
+    for (int b = block0; b < block1; ++b) {
+      const int n = int(larger(0, smaller(16, d - b * 16)));
+      V y = vdiv(vload(acc + ((b - block0) * x.rows + r) * 16), vset(sum));
+      vstore_n(out + b * 16, sum == 0.0f ? vzero() : vadd(y, vzero()), n);
+    }
+  }
+}
+
+inline void fill(float* to, int vectors, float value) {
+  for (int i = 0; i < vectors; ++i) vstore(to + i * 16, vset(value));
+}
+inline void accumulate(float* total, const float* sums, int rows) {
+  for (int r = 0; r < rows; ++r) vstore(total + r * 16, vadd(vload(total + r * 16), vload(sums + r * 16)));
+}
+
+// One span from queries to output, by one thread.
+template <class Core>
+void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratch& s) {
+  auto data = [&](int64_t page) { return head_data(a, x.sequence, x.kv_head, page); };
+  auto buffer = [&](int64_t page) { return s.buffer + (page - x.page0) * 64 * x.rows; };
+  core.begin(x);
+  core.load_queries(x, s.queries);
+  fill(s.most, x.rows, -__builtin_inff());
+  for (int64_t page = x.page0; page < x.page1; ++page)
+    core.scores(x, page, data(page), page + 1 < x.page1 ? data(page + 1) : nullptr, s.queries, buffer(page), s.most);
+  float most[kSpanRows];
+  for (int r = 0; r < x.rows; ++r) most[r] = reduce_max(vload(s.most + r * 16));
+  fill(s.total, x.rows, 0.0f);
+  for (int64_t page = x.page0; page < x.page1; ++page) {
+    core.weights(x, page, data(page), most, buffer(page), s.sums);
+    accumulate(s.total, s.sums, x.rows);
+  }
+  const int blocks = int(a.layout.d_pad() / 16);
+  core.values(x, 0, blocks, data, buffer, s.acc);
+  finish(a, x, 0, blocks, s.acc, s.total);
+}
+
+// Rows of the sequence that lie in `page`, [begin, end).
+inline void rows_of_page(const fp::Attention& a, int64_t s, int64_t page, int64_t& begin, int64_t& end) {
+  begin = larger(0, page * fp::kPage - a.past[s]);
+  end = smaller(a.starts[s + 1] - a.starts[s], (page + 1) * fp::kPage - a.past[s]);
+}
+
+// Pages that the queries of sequence s see: the weight of each of its KV heads.
+inline int64_t pages_of(const fp::Attention& a, int64_t s) {
+  if (a.starts[s + 1] == a.starts[s]) return 0;
+  const Span x = make_span(a, s, 0, 0, 1);
+  return (a.past[s] + a.starts[s + 1] - a.starts[s] + fp::kPage - 1) / fp::kPage - x.page0;
+}
+
+// The plan "apart": contiguous (sequence, KV head) items; an item belongs to the thread in whose share its middle lies.
+template <class Core>
+void attend_apart(const fp::Attention& a, const fp::Team& team, int64_t total) {
+  Core core{a};
+  const Scratch scratch = split_scratch(a, team.scratch);
+  int64_t before = 0;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t pages = pages_of(a, s);
+    if (pages == 0) continue;
+    for (int64_t h = 0; h < a.layout.kv_heads; ++h, before += pages) {
+      if ((2 * before + pages) * team.size / (2 * total) != team.tid) continue;
+      append(a, s, h, 0, a.starts[s + 1] - a.starts[s]);
+      attend_span(a, core, make_span(a, s, h, 0, int(query_rows(a, s))), scratch);
+    }
+  }
+}
+
+// The plan "together".
+template <class Core>
+void attend_together(const fp::Attention& a, const fp::Team& team) {
+  int64_t* counter = reinterpret_cast<int64_t*>(team.common);
+  if (team.tid == 0) __atomic_store_n(counter, 0, __ATOMIC_RELAXED);
+  int64_t turn = 0;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t rows = a.starts[s + 1] - a.starts[s];
+    if (rows == 0) continue;
+    for (int64_t page = a.past[s] / fp::kPage; page * fp::kPage < a.past[s] + rows; ++page)
+      for (int64_t h = 0; h < a.layout.kv_heads; ++h) {
+        int64_t begin, end;
+        rows_of_page(a, s, page, begin, end);
+        if (turn++ % team.size == team.tid) append(a, s, h, begin, end);
+      }
+  }
+  team.barrier();
+
+  Core core{a};
+  const Scratch scratch = split_scratch(a, team.scratch);
+  int64_t mine = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED), first_item = 0;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t rows = query_rows(a, s), spans = (rows + Core::kRows - 1) / Core::kRows;
+    const int64_t items = spans * a.layout.kv_heads;
+    while (mine < first_item + items) {
+      const int64_t h = (mine - first_item) / spans, first = (spans - 1 - (mine - first_item) % spans) * Core::kRows;
+      attend_span(a, core, make_span(a, s, h, first, int(smaller(Core::kRows, rows - first))), scratch);
+      mine = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+    }
+    first_item += items;
+  }
+}
+
+// The plan "by page". Units are (sequence, KV head, page); thread t has units [total * t / size, total * (t+1) / size).
+template <class Core>
+void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total) {
+  Core core{a};
+  const Scratch scratch = split_scratch(a, team.scratch);
+  float* most_of = reinterpret_cast<float*>(team.common + kCommonHead);  // [unit][kSpanRows], where a run starts
+  float* lines = most_of + total * kSpanRows;                            // sums, then scores, of each item
+  auto bound = [&](int64_t t) { return total * t / team.size; };
+  const int64_t begin = bound(team.tid), end = bound(team.tid + 1);
+
+  // Calls f(span, first unit, pages, sums, scores) for every item.
+  auto for_items = [&](auto f) {
+    int64_t unit = 0;
+    float* at = lines;
+    for (int64_t s = 0; s < a.sequences; ++s) {
+      const int64_t pages = pages_of(a, s), rows = query_rows(a, s);
+      if (pages == 0) continue;
+      for (int64_t h = 0; h < a.layout.kv_heads; ++h, unit += pages, at += pages * rows * 5 * 16)
+        f(s, h, unit, pages, at, at + pages * rows * 16);
+    }
+  };
+
+  for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float*, float* scores) {
+    const int64_t first = larger(begin, unit), last = smaller(end, unit + pages);
+    if (first >= last) return;
+    const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
+    core.begin(x);
+    core.load_queries(x, scratch.queries);
+    fill(scratch.most, x.rows, -__builtin_inff());
+    for (int64_t u = first; u < last; ++u) {
+      const int64_t page = x.page0 + u - unit;
+      int64_t row0, row1;
+      rows_of_page(a, s, page, row0, row1);
+      if (row0 < row1) append(a, s, h, row0, row1);
+      core.scores(x, page, head_data(a, s, h, page), u + 1 < last ? head_data(a, s, h, page + 1) : nullptr,
+                  scratch.queries, scores + (u - unit) * 64 * x.rows, scratch.most);
+    }
+    for (int r = 0; r < x.rows; ++r) most_of[first * kSpanRows + r] = reduce_max(vload(scratch.most + r * 16));
+  });
+  team.barrier();
+
+  for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float* sums, float* scores) {
+    const int64_t first = larger(begin, unit), last = smaller(end, unit + pages);
+    if (first >= last) return;
+    const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
+    float most[kSpanRows];
+    for (int r = 0; r < x.rows; ++r) most[r] = most_of[unit * kSpanRows + r];
+    for (int t = 1; t < team.size; ++t)  // the other runs of this item
+      if (bound(t) > unit && bound(t) < unit + pages)
+        for (int r = 0; r < x.rows; ++r) {
+          const float other = most_of[bound(t) * kSpanRows + r];
+          most[r] = most[r] > other ? most[r] : other;
+        }
+    for (int64_t u = first; u < last; ++u) {
+      const int64_t page = x.page0 + u - unit;
+      core.weights(x, page, head_data(a, s, h, page), most, scores + (u - unit) * 64 * x.rows,
+                   sums + (u - unit) * 16 * x.rows);
+    }
+  });
+  team.barrier();
+
+  // Values: the weight of a block of sixteen dimensions is its pages; a block belongs where its middle lies.
+  const int blocks = int(a.layout.d_pad() / 16);
+  for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float* sums, float* scores) {
+    int block0 = blocks, block1 = 0;
+    for (int b = 0; b < blocks; ++b)
+      if ((2 * (unit * blocks + b * pages) + pages) * team.size / (2 * total * blocks) == team.tid) {
+        block0 = int(smaller(block0, b));
+        block1 = b + 1;
+      }
+    if (block0 >= block1) return;
+    const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
+    core.begin(x);
+    core.values(x, block0, block1, [&](int64_t page) { return head_data(a, s, h, page); },
+                [&](int64_t page) { return scores + (page - x.page0) * 64 * x.rows; }, scratch.acc);
+    fill(scratch.total, x.rows, 0.0f);
+    for (int64_t page = 0; page < pages; ++page) accumulate(scratch.total, sums + page * 16 * x.rows, x.rows);
+    finish(a, x, block0, block1, scratch.acc, scratch.total);
+  });
+}
+
+template <class Core>
+void attend(const fp::Attention& a, const fp::Team& team) {
+  int64_t total = 0, longest = 0, context = 0;
+  bool few_rows = true;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t pages = pages_of(a, s);
+    total += pages * a.layout.kv_heads;
+    longest = larger(longest, pages);
+    context = larger(context, a.past[s] + a.starts[s + 1] - a.starts[s]);
+    few_rows = few_rows && query_rows(a, s) <= Core::kRows;
+  }
+  if (total == 0) return;
+  if (!few_rows) return attend_together<Core>(a, team);
+  // One item must not be more than an eighth of a thread's share.
+  const bool uneven = team.size > 1 && longest >= kByPageLeast && longest * team.size * 8 > total;
+  if (uneven && by_page_bytes(a, a.starts[a.sequences], context) <= kByPageBytes)
+    return attend_by_page<Core>(a, team, total);
+  attend_apart<Core>(a, team, total);
+}

@@ -1,0 +1,130 @@
+// Norms, the preparation of activations for matrix products, embedding look-up, addition. One row at a time.
+
+inline float row_sum_of_squares(const float* x, int64_t k, float mean) {
+  V sum = vzero(), m = vset(mean);
+  int64_t i = 0;
+  for (; i + 16 <= k; i += 16) {
+    V d = vsub(vload(x + i), m);
+    sum = vfma(d, d, sum);
+  }
+  if (i < k) {
+    int left = int(k - i);
+    V d = vselect_first(left, vsub(vload_n(x + i, left), m), vzero());
+    sum = vfma(d, d, sum);
+  }
+  return reduce_add(sum);
+}
+
+inline float row_sum(const float* x, int64_t k) {
+  V sum = vzero();
+  int64_t i = 0;
+  for (; i + 16 <= k; i += 16) sum = vadd(sum, vload(x + i));
+  if (i < k) sum = vadd(sum, vload_n(x + i, int(k - i)));
+  return reduce_add(sum);
+}
+
+// out may be in.
+inline void norm_row(const fp::Norm& norm, const float* in, float* out, int64_t k) {
+  float mean = norm.kind == fp::NormKind::Layer ? row_sum(in, k) / float(k) : 0.0f;
+  float variance = row_sum_of_squares(in, k, mean) / float(k);
+  V factor = vdiv(vset(1.0f), vset(std::sqrt(variance + norm.eps))), m = vset(mean);
+  for (int64_t i = 0; i < k; i += 16) {
+    int left = int(k - i < 16 ? k - i : 16);
+    V y = vmul(vmul(vsub(vload_n(in + i, left), m), factor), vload_n(norm.weight + i, left));
+    if (norm.bias) y = vadd(y, vload_n(norm.bias + i, left));
+    vstore_n(out + i, y, left);
+  }
+}
+
+// Fifteen-bit integers with one scale a row: x = scale * v, v = 128 * hi + lo, |v| <= 127 * 128.
+inline void quantise_row(const float* x, fp::Activations& a, int64_t r) {
+  constexpr float kMost = 16256.0f;
+  const int64_t k = a.k, k_pad = a.k_pad(), tile = r / 16, line = r % 16;
+  V most = vzero();
+  for (int64_t i = 0; i < k; i += 16) most = vmax(most, vabs(vload_n(x + i, int(k - i < 16 ? k - i : 16))));
+  float amax = reduce_max(most);
+  // A row that is all zero, or holds no number to scale by, counts as zero.
+  bool usable = amax > 0.0f && amax < 3.0e38f;
+  a.scale[r] = usable ? amax / kMost : 0.0f;
+  V inverse = vset(usable ? kMost / amax : 0.0f), limit = vset(kMost), lower = vset(-kMost);
+  int32_t* sum_hi = a.group_sums(0, r);
+  int32_t* sum_lo = a.group_sums(1, r);
+  for (int64_t g = 0; g < k_pad; g += 32) {
+    I total_hi = iset(0), total_lo = iset(0);
+    for (int64_t i = g; i < g + 32; i += 16) {
+      int left = int(k - i < 16 ? (k > i ? k - i : 0) : 16);
+      V scaled = left ? vmul(vload_n(x + i, left), inverse) : vzero();
+      // NaN (only in a broken model) falls to the limit by the rule of vmin.
+      I v = vround_i32(vmin(vmax(scaled, lower), limit));
+      I hi = isar<7>(iadd(v, iset(64)));
+      I lo = isub(v, ishl<7>(hi));
+      total_hi = iadd(total_hi, hi);
+      total_lo = iadd(total_lo, lo);
+      int64_t at = line * 64 + i % 64;
+      istore_i8(a.block(tile, i / 64, 0) + at, hi);
+      istore_i8(a.block(tile, i / 64, 1) + at, lo);
+    }
+    sum_hi[g / 32] = ireduce_add(total_hi);
+    sum_lo[g / 32] = ireduce_add(total_lo);
+  }
+}
+
+inline void prepare_row(const fp::Norm& norm, const float* in, fp::Activations& a, int64_t r, uint8_t* scratch) {
+  const float* x = in;
+  if (norm.kind != fp::NormKind::None) {
+    float* normed = reinterpret_cast<float*>(scratch);
+    norm_row(norm, in, normed, a.k);
+    x = normed;
+  }
+  if (a.kind == fp::ActKind::Int15) return quantise_row(x, a, r);
+  const int64_t k = a.k;
+  for (int64_t i = 0; i < a.k_pad(); i += 16) {
+    int left = int(k - i < 16 ? (k > i ? k - i : 0) : 16);
+    V v = left ? vload_n(x + i, left) : vzero();
+    if (a.kind == fp::ActKind::Bf16)
+      vstore_bf16(a.block16(r / 16, i / 32) + (r % 16) * 32 + i % 32, v);
+    else
+      vstore(a.row(r) + i, v);
+  }
+}
+
+inline float stored_weight(const fp::Matrix& w, const uint8_t* panel, int64_t o, int64_t k) {
+  const uint16_t* halves;
+  switch (w.format) {
+    case fp::Format::F32: return reinterpret_cast<const float*>(panel)[k * 16 + o];
+    case fp::Format::F16: return fp::f16_to_f32(reinterpret_cast<const uint16_t*>(panel)[k * 16 + o]);
+    case fp::Format::BF16:
+      return fp::bf16_to_f32(reinterpret_cast<const uint16_t*>(panel)[(k / 2) * 32 + o * 2 + k % 2]);
+    case fp::Format::Q4: {
+      const uint8_t* block = panel + k / 32 * 320;
+      int column = int(k % 32);
+      int byte = block[column / 8 * 64 + o * 4 + column % 4];
+      int q = (column % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+      const int16_t* dm = reinterpret_cast<const int16_t*>(block + 256) + o * 2;
+      return float(dm[0] * q + dm[1]);
+    }
+    default: {
+      const uint8_t* block = panel + k / 64 * fp::block_bytes(w.format);
+      int column = int(k % 64);
+      float q = float(int(block[column / 4 * 64 + o * 4 + column % 4]) - 128);
+      if (w.format == fp::Format::Q8C) return q;
+      halves = reinterpret_cast<const uint16_t*>(block + 1024) + column / 32 * 16 + o;
+      float d = fp::f16_to_f32(halves[0]);
+      return w.format == fp::Format::Q8 ? q * d : std::fma(q, d, fp::f16_to_f32(halves[32]));
+    }
+  }
+}
+
+inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
+  const uint8_t* panel = w.panel(row / 16);
+  const int64_t o = row % 16;
+  const float scale = fp::has_row_scale(w.format) ? w.row_scale()[row] : 1.0f;
+  for (int64_t k = 0; k < w.k; ++k) out[k] = stored_weight(w, panel, o, k) * scale;
+}
+
+inline void add_row(float* out, const float* x, int64_t k) {
+  for (int64_t i = 0; i < k; i += 16) {
+    int left = int(k - i < 16 ? k - i : 16);
+    vstore_n(out + i, vadd(vload_n(out + i, left), vload_n(x + i, left)), left);
+  }
+}

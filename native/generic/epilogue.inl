@@ -1,0 +1,12 @@
+// The end of every matrix product: bias, activation, and how the result joins what is there.
+
+// Sixteen outputs starting at `o` of row `r`; n = outputs of the whole matrix.
+inline void finish_outputs(const fp::Epilogue& e, V y, int64_t r, int64_t o, int64_t n) {
+  int left = int(n - o < 16 ? n - o : 16);
+  float* out = e.out + r * e.ld + o;
+  if (e.bias) y = vadd(y, vload_n(e.bias + o, left));
+  if (e.act != fp::Act::None) y = activate(e.act, y);
+  if (e.mode == fp::Mode::Add) y = vadd(vload_n(out, left), y);
+  if (e.mode == fp::Mode::Gate) y = vmul(y, vload_n(out, left));
+  vstore_n(out, y, left);
+}

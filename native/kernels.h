@@ -1,0 +1,217 @@
+// The vocabulary of the native layer: matrix formats, activations, and the table of kernels that each
+// instruction set fills. native/scalar.cpp is complete and is the definition; the other files override entries.
+//
+// Exactness: every entry gives the same bits on every instruction set, for any number of rows and threads.
+//  - integer dot products are exact, so their order is free;
+//  - float sums have one order, fixed by layout: matrix products run along k for each output, reductions over
+//    one row use 16 lanes (element i goes to lane i % 16) and then the tree in simd `reduce_add`;
+//  - every multiply-add that may be fused is an explicit fma; files are compiled with -ffp-contract=off;
+//  - subnormals are flushed while a program runs (DenormalGuard), as the AMX unit does.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace fp {
+
+constexpr int kPanel = 16;   // outputs in one panel of a matrix: one per 32-bit vector lane
+constexpr int kGroup = 32;   // columns that share a scale
+constexpr int kBlockK = 64;  // every matrix is padded to a multiple of this many columns
+constexpr int kPage = 64;    // positions in one block of the KV cache
+
+constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// ---------------------------------------------------------------- weights
+// A matrix [n, k] is cut into panels of 16 outputs (rows of the matrix, one a lane), each panel one contiguous
+// stream along k. Padding rows and columns are zero. After the panels come float row_scale[n_pad] (Q4, Q8C).
+//   F32   [k][16] float
+//   F16   [k][16] half                      computed as float32
+//   BF16  [k/2][16][2] bfloat16             activations rounded to bfloat16; AMX B tile
+//   Q4    per 32 columns 320 bytes: 4 lines of nibbles, then {int16 D, int16 M}[16].
+//         Line j, lane o, byte b: low nibble is column 8j+b, high nibble is column 8j+4+b.
+//         weight = (D * (q - 8) + M) * row_scale
+//   Q8C   per 64 columns 16 lines; line j, lane o, byte b: column 4j+b, stored q + 128.
+//         weight = q * row_scale
+//   Q8    per 64 columns 16 lines as Q8C, then half d[2][16] (a scale per 32 columns).   weight = q * d
+//   Q8M   per 64 columns 16 lines as Q8C, then half d[2][16], half m[2][16].             weight = q * d + m
+enum class Format : int { F32 = 0, F16 = 1, BF16 = 2, Q4 = 3, Q8 = 4, Q8M = 5, Q8C = 6 };
+constexpr int kFormats = 7;
+
+constexpr bool is_integer(Format f) { return f >= Format::Q4; }
+constexpr bool has_row_scale(Format f) { return f == Format::Q4 || f == Format::Q8C; }
+
+// Bytes that 64 columns of one panel take.
+constexpr int64_t block_bytes(Format f) {
+  switch (f) {
+    case Format::F32: return 64 * 16 * 4;
+    case Format::F16:
+    case Format::BF16: return 64 * 16 * 2;
+    case Format::Q4: return 2 * 320;
+    case Format::Q8: return 1024 + 64;
+    case Format::Q8M: return 1024 + 128;
+    case Format::Q8C: return 1024;
+  }
+  return 0;
+}
+
+struct Matrix {
+  Format format;
+  int64_t n, k;          // outputs, inputs
+  const uint8_t* data;   // 64-byte aligned
+
+  int64_t panels() const { return (n + kPanel - 1) / kPanel; }
+  int64_t k_pad() const { return round_up(k, kBlockK); }
+  int64_t panel_bytes() const { return k_pad() / kBlockK * block_bytes(format); }
+  const uint8_t* panel(int64_t p) const { return data + p * panel_bytes(); }
+  const float* row_scale() const { return reinterpret_cast<const float*>(data + panels() * panel_bytes()); }
+  int64_t bytes() const { return panels() * panel_bytes() + (has_row_scale(format) ? panels() * kPanel * 4 : 0); }
+};
+
+// ---------------------------------------------------------------- activations
+// What a matrix product reads: rows of k values in the form its format wants.
+//   integer formats: one scale a row, x = scale * (128 * hi + lo), hi in [-127, 127], lo in [-64, 63]: fifteen bits.
+//   BF16: rounded to nearest even.   F32, F16: as they are.
+// Rows stand in tiles of `height` rows: height = min(16, rows); the last tile is padded with zero rows.
+//   integer  planes: int8  [tile][k_pad/64][2 (hi, lo)][height][64]
+//            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/32]     sums of each group of 32
+//            scale:  float [rows_pad]
+//   BF16     planes: uint16 [tile][k_pad/32][height][32]
+//   float    planes: float [rows_pad][k_pad]
+enum class ActKind : int { Float = 0, Bf16 = 1, Int15 = 2 };
+constexpr ActKind act_kind(Format f) {
+  return is_integer(f) ? ActKind::Int15 : f == Format::BF16 ? ActKind::Bf16 : ActKind::Float;
+}
+
+struct Activations {
+  ActKind kind;
+  int64_t rows, k;
+  uint8_t* planes;
+  int32_t* sums;
+  float* scale;
+
+  int64_t height() const { return rows < 16 ? rows : 16; }
+  int64_t tiles() const { return (rows + 15) / 16; }
+  int64_t rows_pad() const { return tiles() * height(); }
+  int64_t k_pad() const { return round_up(k, kBlockK); }
+  // Bytes of one tile, and of all planes.
+  int64_t tile_bytes() const {
+    return height() * k_pad() * (kind == ActKind::Float ? 4 : 2);
+  }
+  int8_t* block(int64_t tile, int64_t kb, int plane) const {  // Int15: [height][64]
+    return reinterpret_cast<int8_t*>(planes) + tile * tile_bytes() + (kb * 2 + plane) * height() * 64;
+  }
+  uint16_t* block16(int64_t tile, int64_t kb32) const {  // Bf16: [height][32]
+    return reinterpret_cast<uint16_t*>(planes + tile * tile_bytes()) + kb32 * height() * 32;
+  }
+  float* row(int64_t r) const { return reinterpret_cast<float*>(planes) + r * k_pad(); }  // Float
+  int32_t* group_sums(int plane, int64_t r) const { return sums + (plane * rows_pad() + r) * (k_pad() / kGroup); }
+};
+
+// ---------------------------------------------------------------- elementwise
+enum class Act : int { None = 0, Silu = 1, GeluTanh = 2, GeluErf = 3, Relu = 4, QuickGelu = 5 };
+enum class NormKind : int { None = 0, Rms = 1, Layer = 2 };
+
+struct Norm {
+  NormKind kind = NormKind::None;
+  float eps = 0;
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // may be null
+};
+
+// What happens to y = W x for each output, in this order: y += bias, then
+//   Store: out = act(y)    Add: out = out + y    Gate: out = act(y) * out
+enum class Mode : int { Store = 0, Add = 1, Gate = 2 };
+struct Epilogue {
+  Mode mode = Mode::Store;
+  Act act = Act::None;
+  const float* bias = nullptr;  // float [n] or null
+  float* out = nullptr;         // out[r * ld + o], o < n
+  int64_t ld = 0;
+};
+
+// ---------------------------------------------------------------- attention
+enum class KvType : int { F32 = 0, BF16 = 1, INT8 = 2 };
+
+// One KV block holds 64 positions of every layer and head. Head h of layer l lies at
+//   pool + block * block_bytes + (l * kv_heads + h) * head_bytes, and holds a K page, then a V page.
+// d_pad = head_dim rounded up to 32; padding dimensions are zero.
+//   BF16  K: [4 (16 positions)][d_pad/2][16 positions][2 dims]   an AMX B tile per 16 positions x 32 dims
+//         V: [d_pad/16][32 (pairs of positions)][16 dims][2 positions]   a B tile per 16 dims x 32 positions
+//   F32   K: [4][d_pad][16 positions] float        V: [d_pad/16][64 positions][16 dims] float
+//   INT8  K, V as BF16 with int8 elements (32 bytes a line), then float k_scale[64], v_scale[64].
+struct KvLayout {
+  KvType type;
+  int64_t kv_heads, head_dim;
+  int64_t d_pad() const { return round_up(head_dim, 32); }
+  int64_t element() const { return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1; }
+  int64_t page_bytes() const { return kPage * d_pad() * element(); }
+  int64_t head_bytes() const { return 2 * page_bytes() + (type == KvType::INT8 ? 2 * kPage * 4 : 0); }
+};
+
+// One layer's attention over a packed batch. Rows of sequence s: [starts[s], starts[s+1]); row i of it takes cache
+// slot past[s] + i and sees the slots before it and itself (the last `window` of them if window > 0).
+struct Attention {
+  KvLayout layout;
+  int64_t heads;              // query heads; heads % kv_heads == 0; head h reads kv head h / (heads / kv_heads)
+  int64_t layer;
+  float scale;
+  int64_t window;             // 0 = none
+  int64_t rotary_dim;         // 0 = none; pairs (j, j + rotary_dim / 2)
+  const float* cos;           // [positions][rotary_dim / 2]
+  const float* sin;
+  uint8_t* pool;
+  int64_t block_bytes;
+  int64_t sequences;
+  const int32_t* starts;
+  const int32_t* past;
+  const int32_t* tables;      // [sequences][table_stride]
+  int64_t table_stride;
+  const int32_t* positions;   // [rows], for rotary
+  float* qkv;                 // [rows][ld]: q heads, then k heads, then v heads; q is rotated in place
+  int64_t ld;
+  float* out;                 // [rows][heads * head_dim]
+};
+
+// A thread's view of the team that runs a program: its number, a barrier, and scratch memory of its own.
+struct Team {
+  int tid, size;
+  void* shared;                                // the pool's barrier state
+  void (*barrier_fn)(void* shared, int tid);
+  uint8_t* scratch;                            // 64-byte aligned, private to the thread
+  int64_t scratch_bytes;
+  uint8_t* common;                             // 64-byte aligned, one for all threads of the team
+  int64_t common_bytes;
+  void barrier() const { if (size > 1) barrier_fn(shared, tid); }
+};
+
+// ---------------------------------------------------------------- the table
+struct Kernels {
+  const char* name;
+  // y = W x for all rows of x and the panels [p0, p1) of w. scratch: at least matmul_scratch(k) bytes, private.
+  void (*matmul)(const Matrix& w, const Activations& x, int64_t p0, int64_t p1, const Epilogue& e, uint8_t* scratch);
+  // Norm (or copy) of one row of k floats, then into row r of `x` (planes, sums, scale; zero padding columns).
+  void (*prepare)(const Norm& norm, const float* in, Activations& x, int64_t r, uint8_t* scratch);
+  // Norm of one row into floats.
+  void (*norm)(const Norm& norm, const float* in, float* out, int64_t k);
+  // Row `row` of w, dequantised, into out[k].
+  void (*lookup)(const Matrix& w, int64_t row, float* out);
+  // out[i] += x[i]
+  void (*add)(float* out, const float* x, int64_t k);
+  // One layer's attention, run by every thread of the team together (it calls team.barrier()).
+  void (*attention)(const Attention& a, const Team& team);
+  // Bytes of team.scratch and team.common that attention needs for a batch whose longest context is `context`.
+  int64_t (*attention_scratch)(const Attention& a, int64_t rows, int64_t context);
+  int64_t (*attention_common)(const Attention& a, int64_t rows, int64_t context);
+};
+
+constexpr int64_t matmul_scratch(int64_t k) { return 4 * 16 * round_up(k, kBlockK) + 64 * 1024; }
+
+const Kernels& scalar_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
+#elif defined(__aarch64__)
+// neon.cpp goes here: dotprod/i8mm variants of the integer products over generic/*.inl with a NEON simd wrapper.
+#endif
+
+}  // namespace fp

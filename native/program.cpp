@@ -1,0 +1,218 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+namespace fp {
+
+namespace {
+
+// Up to this many rows every thread prepares all activations for itself, which is cheaper than a barrier.
+constexpr int64_t kOwnRows = 4;
+// Above this many rows threads take panels as they come, so that a slowed thread holds nobody up; below, each has
+// fixed contiguous panels: one stream of weights a thread.
+constexpr int64_t kStaticRows = 8;
+constexpr int64_t kChunk = 4;  // panels taken at a time
+
+int64_t activation_bytes(ActKind kind, int64_t rows, int64_t k) {
+  Activations a{kind, rows, k, nullptr, nullptr, nullptr};
+  return round_up(a.tiles() * a.tile_bytes(), 64) + round_up(2 * a.rows_pad() * (a.k_pad() / kGroup) * 4, 64) +
+         round_up(a.rows_pad() * 4, 64);
+}
+
+// sin and cos of x >= 0 in double precision: reduction by multiples of pi/2 in three parts, Taylor polynomials.
+void sin_cos(double x, double& sine, double& cosine) {
+  double n = std::nearbyint(x * 0.63661977236758134308);
+  double r = x - n * 1.5707963267341256;
+  r -= n * 6.0771005063039660e-11;
+  r -= n * 2.0222662487959506e-21;
+  double z = r * r;
+  double s = r + r * z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800 + z * (1.0 / 6227020800.0))))));
+  double c = 1 + z * (-0.5 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z * (1.0 / 479001600.0 + z * (-1.0 / 87178291200.0)))))));
+  switch (int64_t(n) & 3) {
+    case 0: sine = s; cosine = c; break;
+    case 1: sine = c; cosine = -s; break;
+    case 2: sine = -s; cosine = -c; break;
+    default: sine = -c; cosine = s;
+  }
+}
+
+}  // namespace
+
+void RotaryTable::reserve(int64_t positions) {
+  if (positions <= positions_) return;
+  positions = round_up(positions, 256);
+  const int64_t half = int64_t(inv_freq_.size());
+  cos_.resize(size_t(positions * half));
+  sin_.resize(size_t(positions * half));
+  for (int64_t p = positions_; p < positions; ++p)
+    for (int64_t j = 0; j < half; ++j) {
+      double s, c;
+      sin_cos(double(float(p) * inv_freq_[size_t(j)]), s, c);
+      cos_[size_t(p * half + j)] = float(c) * factor_;
+      sin_[size_t(p * half + j)] = float(s) * factor_;
+    }
+  positions_ = positions;
+}
+
+void Program::Memory::reserve(int64_t wanted) {
+  if (wanted <= bytes) return;
+  owner.reset(new uint8_t[size_t(wanted) + 64]);
+  data = reinterpret_cast<uint8_t*>(round_up(int64_t(reinterpret_cast<uintptr_t>(owner.get())), 64));
+  bytes = wanted;
+}
+
+Activations Program::activations(const Op& op, const Step& step, uint8_t* memory) const {
+  const Matrix& w = op.parts[0].w;
+  Activations a{act_kind(w.format), step.rows, w.k, memory, nullptr, nullptr};
+  uint8_t* sums = memory + round_up(a.tiles() * a.tile_bytes(), 64);
+  a.sums = reinterpret_cast<int32_t*>(sums);
+  a.scale = reinterpret_cast<float*>(sums + round_up(2 * a.rows_pad() * (a.k_pad() / kGroup) * 4, 64));
+  return a;
+}
+
+void Program::prepare_memory(const Step& step) {
+  buffers_.resize(widths_.size());
+  scratch_.resize(size_t(pool_->size()));
+  for (size_t i = 0; i < widths_.size(); ++i)
+    if (!bound_[i]) buffers_[i].reserve(step.rows * widths_[i] * 4 + 64);
+  int64_t shared = 0, own = 0, scratch = 0, common = 64;
+  for (Op& op : ops_) {
+    if (op.kind == OpKind::Linear || op.kind == OpKind::Gated) {
+      const Matrix& w = op.parts[0].w;
+      int64_t bytes = activation_bytes(act_kind(w.format), step.rows, w.k);
+      (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, bytes);
+      scratch = std::max(scratch, matmul_scratch(w.k) + round_up(w.k, kBlockK) * 4);
+    }
+    if (op.kind == OpKind::Positions) scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
+    if (op.kind == OpKind::Attention) {
+      if (op.rotary) op.rotary->reserve(step.last_position + 1);
+      scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, step.longest_context));
+      common = std::max(common, kernels_.attention_common(op.attention, step.rows, step.longest_context));
+    }
+  }
+  shared_activations_.reserve(shared);
+  common_.reserve(common);
+  for (auto& memory : scratch_) memory.reserve(round_up(own, 64) + scratch);
+  if (!counters_) counters_.reset(new std::atomic<int64_t>[ops_.size()]);
+  for (size_t i = 0; i < ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
+}
+
+void Program::linear(Op& op, int index, const Step& step, const Team& team) {
+  const float* in = buffer(op.in);
+  const int64_t in_width = widths_[size_t(op.in)], rows = step.rows;
+  uint8_t* own = team.scratch;
+  uint8_t* scratch = own;
+  Activations x;
+  if (rows <= kOwnRows) {
+    x = activations(op, step, own);
+    scratch = own + round_up(activation_bytes(x.kind, rows, x.k), 64);
+    for (int64_t r = 0; r < rows; ++r) kernels_.prepare(op.norm, in + r * in_width, x, r, scratch);
+  } else {
+    x = activations(op, step, shared_activations_.data);
+    for (int64_t r = rows * team.tid / team.size; r < rows * (team.tid + 1) / team.size; ++r)
+      kernels_.prepare(op.norm, in + r * in_width, x, r, scratch);
+    team.barrier();
+  }
+
+  // Panels of all parts, one after the other. A gated pair counts once: the same thread makes up, then gate.
+  const bool gated = op.kind == OpKind::Gated;
+  int64_t total = 0;
+  for (size_t i = 0; i < (gated ? 1 : op.parts.size()); ++i) total += op.parts[i].w.panels();
+  const int64_t ld = widths_[size_t(op.out)];
+  auto take = [&](int64_t begin, int64_t end) {
+    int64_t first = 0;
+    for (size_t i = 0; i < op.parts.size() && begin < end; ++i) {
+      const LinearPart& part = op.parts[i];
+      int64_t last = first + part.w.panels();
+      int64_t p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
+      if (p0 < p1) {
+        Epilogue e{op.mode, op.act, part.bias, buffer(op.out) + part.column, ld};
+        if (gated) {
+          Epilogue up{Mode::Store, Act::None, op.parts[1].bias, buffer(op.out), ld};
+          kernels_.matmul(op.parts[1].w, x, p0, p1, up, scratch);
+          e.mode = Mode::Gate;
+        }
+        kernels_.matmul(part.w, x, p0, p1, e, scratch);
+      }
+      if (gated) break;
+      first = last;
+    }
+  };
+  if (rows <= kStaticRows) {
+    take(total * team.tid / team.size, total * (team.tid + 1) / team.size);
+  } else {
+    for (;;) {
+      int64_t begin = counters_[index].fetch_add(kChunk, std::memory_order_relaxed);
+      if (begin >= total) break;
+      take(begin, std::min(total, begin + kChunk));
+    }
+  }
+  team.barrier();
+}
+
+void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
+  const int64_t rows = step.rows, begin = rows * team.tid / team.size, end = rows * (team.tid + 1) / team.size;
+  switch (op.kind) {
+    case OpKind::Linear:
+    case OpKind::Gated: linear(op, index, step, team); return;
+    case OpKind::Attention: {
+      Attention a = op.attention;
+      if (op.rotary) { a.cos = op.rotary->cos(); a.sin = op.rotary->sin(); }
+      a.pool = step.pool;
+      a.block_bytes = step.block_bytes;
+      a.sequences = step.sequences;
+      a.starts = step.starts;
+      a.past = step.past;
+      a.tables = step.tables;
+      a.table_stride = step.table_stride;
+      a.positions = step.positions;
+      a.qkv = buffer(op.in);
+      a.ld = widths_[size_t(op.in)];
+      a.out = buffer(op.out);
+      kernels_.attention(a, team);
+      team.barrier();
+      return;
+    }
+    default: break;
+  }
+  float* out = buffer(op.out);
+  const int64_t width = widths_[size_t(op.out)];
+  for (int64_t r = begin; r < end; ++r) {
+    float* row = out + r * width;
+    if (op.kind == OpKind::Embed) kernels_.lookup(op.parts[0].w, step.ids[r], row);
+    if (op.kind == OpKind::Positions) {
+      float* table_row = reinterpret_cast<float*>(team.scratch);
+      kernels_.lookup(op.parts[0].w, step.positions[r], table_row);
+      kernels_.add(row, table_row, width);
+    }
+    if (op.kind == OpKind::Norm) kernels_.norm(op.norm, buffer(op.in) + r * width, row, width);
+    if (op.kind == OpKind::Gather) std::memcpy(row, buffer(op.in) + step.wanted[r] * width, size_t(width) * 4);
+  }
+  team.barrier();
+}
+
+void Program::run(const Step& step, bool timed) {
+  prepare_memory(step);
+  Barrier& barrier = pool_->barrier();
+  pool_->run([&](int tid) {
+    Memory& scratch = scratch_[size_t(tid)];
+    Team team{tid, pool_->size(), &barrier,
+              [](void* shared, int) { static_cast<Barrier*>(shared)->wait(); },
+              scratch.data, scratch.bytes, common_.data, common_.bytes};
+    using clock = std::chrono::steady_clock;
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      if (timed && tid == 0) {
+        auto start = clock::now();
+        run_op(ops_[i], int(i), step, team);
+        ops_[i].seconds += std::chrono::duration<double>(clock::now() - start).count();
+      } else {
+        run_op(ops_[i], int(i), step, team);
+      }
+    }
+  });
+}
+
+}  // namespace fp

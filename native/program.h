@@ -1,0 +1,113 @@
+// A stage of a model, recorded once as a list of operations and run natively as often as wanted: one call from Python
+// a stage and step, however many layers there are. Every thread of the pool walks the list and meets the others at
+// barriers between operations.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace fp {
+
+// cos and sin of position * inv_freq for rotary embeddings, extended on demand. Angles are rounded to float32 first, as
+// the reference implementations do, then evaluated in double precision.
+class RotaryTable {
+ public:
+  RotaryTable(std::vector<float> inv_freq, float factor) : inv_freq_(std::move(inv_freq)), factor_(factor) {}
+  void reserve(int64_t positions);
+  int64_t dim() const { return int64_t(inv_freq_.size()) * 2; }
+  const float* cos() const { return cos_.data(); }
+  const float* sin() const { return sin_.data(); }
+
+ private:
+  std::vector<float> inv_freq_;
+  float factor_;
+  int64_t positions_ = 0;
+  std::vector<float> cos_, sin_;
+};
+
+
+struct LinearPart {
+  Matrix w;
+  const float* bias;
+  int64_t column;  // where its outputs begin in the output buffer
+};
+
+enum class OpKind : int { Embed, Positions, Norm, Linear, Gated, Attention, Gather };
+
+struct Op {
+  OpKind kind = OpKind::Norm;
+  std::string label;  // what explain calls it
+  int in = -1, out = -1;
+  Norm norm;
+  std::vector<LinearPart> parts;  // Gated: gate, then up
+  Mode mode = Mode::Store;
+  Act act = Act::None;
+  Attention attention{};
+  RotaryTable* rotary = nullptr;
+  double seconds = 0;
+};
+
+// What one run works on. Pointers are borrowed for the call.
+struct Step {
+  int64_t rows = 0;
+  const int32_t* ids = nullptr;        // [rows], for Embed
+  const int32_t* positions = nullptr;  // [rows], for Positions and Attention
+  const int32_t* wanted = nullptr;     // [rows], for Gather: rows of the input
+  int64_t sequences = 0;
+  const int32_t* starts = nullptr;
+  const int32_t* past = nullptr;
+  const int32_t* tables = nullptr;
+  int64_t table_stride = 0;
+  uint8_t* pool = nullptr;
+  int64_t block_bytes = 0;
+  int64_t longest_context = 0;
+  int64_t last_position = 0;
+};
+
+class Program {
+ public:
+  Program(std::shared_ptr<Pool> pool, const Kernels& kernels) : pool_(std::move(pool)), kernels_(kernels) {}
+
+  int add_buffer(int64_t width) { widths_.push_back(width); return int(widths_.size()) - 1; }
+  void add(Op op) { ops_.push_back(std::move(op)); }
+  const std::vector<Op>& ops() const { return ops_; }
+  int64_t width(int buffer) const { return widths_.at(size_t(buffer)); }
+
+  // Buffers that the caller owns for this run; the others live in the program. Call start() first.
+  void start() { bound_.assign(widths_.size(), nullptr); }
+  void bind(int buffer, float* data) { bound_.at(size_t(buffer)) = data; }
+  void run(const Step& step, bool timed);
+  void reset_timings() { for (Op& op : ops_) op.seconds = 0; }
+
+ private:
+  struct Memory {  // 64-byte aligned, grows, never shrinks
+    std::unique_ptr<uint8_t[]> owner;
+    uint8_t* data = nullptr;
+    int64_t bytes = 0;
+    void reserve(int64_t wanted);
+  };
+
+  void prepare_memory(const Step& step);
+  void run_op(Op& op, int index, const Step& step, const Team& team);
+  void linear(Op& op, int index, const Step& step, const Team& team);
+  Activations activations(const Op& op, const Step& step, uint8_t* memory) const;
+  float* buffer(int id) const { return bound_[size_t(id)] ? bound_[size_t(id)] : reinterpret_cast<float*>(buffers_[size_t(id)].data); }
+
+  std::shared_ptr<Pool> pool_;
+  const Kernels& kernels_;
+  std::vector<Op> ops_;
+  std::vector<int64_t> widths_;
+  std::vector<float*> bound_;
+  std::vector<Memory> buffers_;
+  Memory shared_activations_, common_;
+  std::vector<Memory> scratch_;
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;
+
+};
+
+}  // namespace fp

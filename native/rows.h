@@ -1,0 +1,14 @@
+// Helpers over one row of logits.
+#pragma once
+#include <cstdint>
+
+namespace fp {
+
+// Index of the greatest value, the first of equals; NaN never wins.
+int64_t argmax(const float* row, int64_t n);
+// Indices of the k greatest, greatest first, lower index first among equals.
+void top_k(const float* row, int64_t n, int64_t k, int32_t* out);
+// log(sum(exp(row))), in double precision.
+double log_sum_exp(const float* row, int64_t n);
+
+}  // namespace fp

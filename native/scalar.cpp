@@ -1,0 +1,24 @@
+// The definition: every kernel in plain C++. Complete on every machine; slow where there is no hardware fma.
+#include "kernels.h"
+#include "simd_scalar.h"
+
+namespace {
+#include "generic/math.inl"
+#include "generic/epilogue.inl"
+#include "generic/elementwise.inl"
+#include "generic/matmul_float.inl"
+#include "generic/matmul_int.inl"
+#include "generic/attention.inl"
+
+void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+            uint8_t* scratch) {
+  if (fp::is_integer(w.format)) matmul_int(w, x, p0, p1, e, scratch);
+  else matmul_float(w, x, p0, p1, e, scratch);
+}
+}  // namespace
+
+const fp::Kernels& fp::scalar_kernels() {
+  static const Kernels table{"scalar", matmul, prepare_row, norm_row, lookup_row, add_row,
+                             attention, attention_scratch, attention_common};
+  return table;
+}

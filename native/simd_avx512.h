@@ -1,0 +1,89 @@
+// Sixteen lanes in one AVX-512 register; the same operations, bit for bit, as simd_scalar.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+using V = __m512;
+using I = __m512i;
+
+inline __mmask16 first_lanes(int n) { return n <= 0 ? 0 : n >= 16 ? 0xffff : __mmask16((1u << n) - 1); }
+
+inline V vset(float x) { return _mm512_set1_ps(x); }
+inline V vzero() { return _mm512_setzero_ps(); }
+inline V vload(const float* p) { return _mm512_loadu_ps(p); }
+inline void vstore(float* p, V a) { _mm512_storeu_ps(p, a); }
+inline V vload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void vstore_n(float* p, V a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+inline V vload_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline V vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline V vload_bf16_even(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+inline V vload_bf16_odd(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))));
+}
+inline V vload_i8_even(const int8_t* p) {
+  __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
+}
+inline V vload_i8_odd(const int8_t* p) {
+  __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
+}
+// As formats.h f32_to_bf16, in the low half of each lane.
+inline I bf16_lanes(V a) {
+  I u = _mm512_castps_si512(a);
+  I high = _mm512_srli_epi32(u, 16);
+  I magnitude = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+  I odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  I rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+  __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+  __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x00800000));
+  rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+  return _mm512_mask_and_epi32(rounded, tiny, high, _mm512_set1_epi32(0x8000));
+}
+inline void vstore_bf16(uint16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_lanes(a))); }
+inline V vround_bf16(V a) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_lanes(a), 16)); }
+inline V vadd(V a, V b) { return _mm512_add_ps(a, b); }
+inline V vsub(V a, V b) { return _mm512_sub_ps(a, b); }
+inline V vmul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V vdiv(V a, V b) { return _mm512_div_ps(a, b); }
+inline V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+inline V vmax(V a, V b) { return _mm512_max_ps(a, b); }
+inline V vmin(V a, V b) { return _mm512_min_ps(a, b); }
+inline V vabs(V a) { return _mm512_abs_ps(a); }
+inline V vselect_first(int n, V a, V b) { return _mm512_mask_blend_ps(first_lanes(n), b, a); }
+inline V vselect_lt(V a, V b, V x, V y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
+inline I vround_i32(V a) { return _mm512_cvtps_epi32(a); }
+inline V vfrom_i32(I a) { return _mm512_cvtepi32_ps(a); }
+inline V vbits(I a) { return _mm512_castsi512_ps(a); }
+inline I ibits(V a) { return _mm512_castps_si512(a); }
+inline I iset(int32_t x) { return _mm512_set1_epi32(x); }
+inline I iload(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void istore(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+template <int S> inline I ishl(I a) { return _mm512_slli_epi32(a, S); }
+template <int S> inline I isar(I a) { return _mm512_srai_epi32(a, S); }
+inline void istore_i8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
+inline I iload_i8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+inline int32_t ireduce_add(I a) { return _mm512_reduce_add_epi32(a); }
+inline float reduce_add(V a) {
+  __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+inline float reduce_max(V a) {
+  __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+
+}  // namespace

@@ -1,0 +1,116 @@
+"""The CPU backend: the protocol over the compiled kernels in `_native`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from forwardpass import _native, config
+from forwardpass.backends.protocol import NormWeights
+from forwardpass.errors import ParameterError
+
+FORMATS = ("F32", "F16", "BF16", "Q4", "Q8", "Q8M", "Q8C")
+"""Kernel layouts, described in native/kernels.h."""
+KV_DTYPES = ("float32", "bfloat16", "int8")
+_NORMS = {"rms": 1, "layer": 2}
+_MODES = {"store": 0, "add": 1}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu": 4, "quick_gelu": 5}
+
+Matrix = _native.Matrix
+KvMemory = _native.KvMemory
+Region = _native.Region
+
+
+def chosen_isa() -> str:
+    """The instruction set to use: FORWARDPASS_ISA if set, else the best that works here."""
+    available = _native.isas()
+    wanted = config.isa()
+    if wanted is None:
+        return available[0]
+    if wanted not in available:
+        raise ParameterError(f"FORWARDPASS_ISA={wanted!r} is not available here; this machine offers "
+                             f"{', '.join(available)}; unset it or choose one of these")
+    return wanted
+
+
+class NativeBackend:
+    """A pool of threads and an instruction set. timed: count the seconds of each operation."""
+
+    def __init__(self, threads: int, isa: str | None = None):
+        self.isa = isa or chosen_isa()
+        self.threads = threads
+        self.pool = _native.Pool(threads)
+        self.timed = False
+
+    def program(self) -> NativeProgram:
+        return NativeProgram(self)
+
+    def pack(self, format: str, shape: tuple[int, int], type: str, rows: np.ndarray, order: np.ndarray | None,
+             out: np.ndarray) -> bool:
+        """Pack stored rows (uint8) of an [n, k] tensor into `out`; False if a weight is NaN or infinite."""
+        return _native.pack(self.pool, FORMATS.index(format), *shape, type, rows, order, out)
+
+    def rotary(self, inv_freq: Sequence[float], factor: float) -> _native.RotaryTable:
+        return _native.RotaryTable(list(inv_freq), factor)
+
+    def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> KvMemory:
+        return KvMemory(KV_DTYPES.index(kv_dtype), layers, num_kv_heads, head_dim, blocks)
+
+
+def matrix(format: str, n: int, k: int, memory: np.ndarray) -> Matrix:
+    return Matrix(FORMATS.index(format), n, k, memory)
+
+
+def matrix_bytes(format: str, n: int, k: int) -> int:
+    """Bytes that a packed [n, k] matrix takes, padding included."""
+    return _native.matrix_bytes(FORMATS.index(format), n, k)
+
+
+class NativeProgram:
+    """See protocol.Program."""
+
+    def __init__(self, backend: NativeBackend):
+        self._backend = backend
+        self._program = _native.Program(backend.pool, backend.isa)
+        self.buffer = self._program.buffer
+        self.reset_timings = self._program.reset_timings
+
+    def embed(self, out, table, *, label):
+        self._program.embed(out, table, label)
+
+    def positions(self, out, table, *, label):
+        self._program.positions(out, table, label)
+
+    def norm(self, source, out, norm: NormWeights, *, label):
+        self._program.norm(source, out, *_norm_arguments(norm), label)
+
+    def gather(self, source, out, *, label):
+        self._program.gather(source, out, label)
+
+    def linear(self, source, out, parts, *, norm, mode="store", activation=None, label):
+        self._program.linear(source, out, *_norm_arguments(norm), list(parts), _MODES[mode], _ACTIVATIONS[activation],
+                             False, label)
+
+    def gated(self, source, out, gate, up, *, norm, activation, label):
+        self._program.linear(source, out, *_norm_arguments(norm), [gate, up], 0, _ACTIVATIONS[activation], True, label)
+
+    def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary, label):
+        self._program.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
+                                KV_DTYPES.index(kv_dtype), rotary, label)
+
+    def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=None,
+            bound=()):
+        self._program.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed)
+
+    def timings(self):
+        seconds: dict[str, float] = {}
+        for label, time in self._program.timings():
+            seconds[label] = seconds.get(label, 0.0) + time
+        return seconds
+
+
+def _norm_arguments(norm: NormWeights | None) -> tuple:
+    if norm is None:
+        return 0, 0.0, None, None
+    return _NORMS[norm.kind], norm.eps, norm.weight, norm.bias

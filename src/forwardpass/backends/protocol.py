@@ -1,0 +1,69 @@
+"""What the model code needs of a backend: packed matrices, programs recorded once and run often, and KV memory.
+
+A program is a list of fused operations over named row buffers, float32 [rows, width]. It does not know how many rows
+or sequences a run will bring. `models/blocks.py` records one program a stage; a run is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """A norm ready to run. kind: "rms" or "layer"; weight, bias: float32 [width], bias or None."""
+
+    kind: str
+    eps: float
+    weight: np.ndarray
+    bias: np.ndarray | None = None
+
+
+class Program(Protocol):
+    """Operations append themselves in order. Buffers are named by the ints that `buffer` returns.
+
+    label: what a report calls the operation; operations with the same label are added up.
+    """
+
+    def buffer(self, width: int) -> int: ...
+
+    def embed(self, out: int, table: Any, *, label: str) -> None:
+        """out[row] = table[token id of the row]."""
+
+    def positions(self, out: int, table: Any, *, label: str) -> None:
+        """out[row] += table[position of the row]."""
+
+    def norm(self, source: int, out: int, norm: NormWeights, *, label: str) -> None: ...
+
+    def gather(self, source: int, out: int, *, label: str) -> None:
+        """out[i] = source[wanted[i]]."""
+
+    def linear(self, source: int, out: int, parts: Sequence[tuple[Any, np.ndarray | None]], *, norm: NormWeights | None,
+               mode: str = "store", activation: str | None = None, label: str) -> None:
+        """Norm, then the product with each (matrix, bias) of parts, whose outputs lie side by side in `out`.
+
+        mode "store": out = act(y);  "add": out += y.
+        """
+
+    def gated(self, source: int, out: int, gate: tuple[Any, np.ndarray | None], up: tuple[Any, np.ndarray | None], *,
+              norm: NormWeights | None, activation: str, label: str) -> None:
+        """out = act(gate(norm(x))) * up(norm(x))."""
+
+    def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
+                  scale: float, window: int, kv_dtype: str, rotary: Any | None, label: str) -> None:
+        """Rotate q and k, append k and v to the cache, attend causally to what each row may see."""
+
+    def run(self, rows: int, *, ids: np.ndarray | None = None, positions: np.ndarray | None = None,
+            wanted: np.ndarray | None = None, starts: np.ndarray | None = None, past: np.ndarray | None = None,
+            tables: np.ndarray | None = None, memory: Any | None = None,
+            bound: Sequence[tuple[int, np.ndarray]] = ()) -> None:
+        """bound: (buffer, float32 [rows, width]) pairs that the caller owns. Index arrays are int32."""
+
+    def timings(self) -> dict[str, float]:
+        """Seconds by label since the last call of `reset_timings`; only counted while backend.timed is True."""
+
+    def reset_timings(self) -> None: ...

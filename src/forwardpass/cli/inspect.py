@@ -1,0 +1,211 @@
+"""`forwardpass inspect MODEL`: what a model is made of. Its weights are not run, and only their names are read.
+
+Everything shown comes from a file that may be hostile, so control characters are escaped and long values cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from ..errors import ModelFileError, UnsupportedModelError
+from .output import escape, print_json, print_table, size, write
+from .progress import resolve
+
+LONGEST_VALUE = 100
+KV_DTYPES = ("float32", "bfloat16", "int8")
+
+
+def run(model, tensors, json) -> int:
+    facts = describe(resolve(model))
+    if json:
+        print_json(facts)
+    else:
+        _show(facts, tensors)
+    return 0
+
+
+def describe(path: Path) -> dict:
+    """All facts, JSON-ready. What forwardpass can't run is told under "unsupported" beside the facts that hold."""
+    from ..models import registry
+    from ..models.hf_config import read_config
+
+    config = read_config(path).values if path.is_dir() else None
+    with _open(path) as source:
+        facts = {
+            "path": str(path),
+            "kind": source.kind,
+            "file_bytes": _file_bytes(path),
+            "metadata": {key: _short(value) for key, value in (config or source.metadata).items()},
+            "tensors": [asdict(info) for info in source.tensors.values()],
+            "types": _types(source.tensors.values()),
+            "unsupported": [],
+        }
+        try:
+            facts |= _spec(registry.read(source, config))
+        except UnsupportedModelError as error:
+            facts["unsupported"].append(str(error))
+        try:
+            facts |= _tokenizer(path, source)
+        except UnsupportedModelError as error:
+            facts["unsupported"].append(str(error))
+    return facts
+
+
+def _open(path: Path):
+    if path.is_dir() or path.suffix == ".safetensors":
+        from ..weights.safetensors import open_safetensors
+
+        return open_safetensors(path)
+    if path.is_file():
+        from ..weights.gguf import open_gguf
+
+        return open_gguf(path)
+    raise ModelFileError(f"{path}: expected a model folder or a GGUF file, found something else.")
+
+
+def _file_bytes(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return path.stat().st_size
+
+
+def _short(value):
+    """A metadata value small enough to show: lists become their length."""
+    if isinstance(value, str | bool | int | float) or value is None:
+        return value
+    if hasattr(value, "__len__") and not isinstance(value, dict) and len(value) > 16:
+        return f"[{len(value)} values]"
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _types(infos) -> dict[str, dict]:
+    totals: dict[str, dict] = {}
+    for info in infos:
+        entry = totals.setdefault(info.type, {"tensors": 0, "nbytes": 0})
+        entry["tensors"] += 1
+        entry["nbytes"] += info.nbytes
+    return totals
+
+
+def _spec(checkpoint) -> dict:
+    from ..models import costs
+
+    spec = checkpoint.spec
+    nbytes = costs.stored_bytes(checkpoint.weights)
+    per_position = {kind: costs.kv_position_bytes(spec, kind) for kind in KV_DTYPES}
+    step = costs.total(costs.stage_costs(spec, nbytes, [1], [0]))
+    return {
+        "spec": asdict(spec),
+        "layers": _layer_groups(spec),
+        "warnings": list(checkpoint.warnings),
+        "memory": {
+            "parameters": costs.parameters(spec),
+            "weights_bytes": sum(nbytes.values()),
+            "kv_bytes_per_position": per_position,
+            "kv_bytes_full_context": {k: n * spec.max_position_embeddings for k, n in per_position.items()},
+            "read_bytes_per_token": step.read,
+        },
+    }
+
+
+def _layer_groups(spec) -> list[str]:
+    """One sentence for each run of equal layers."""
+    lines, first = [], 0
+    for layer, group in groupby(spec.layers):
+        last = first + len(list(group)) - 1
+        attention, mlp = layer.attention, layer.mlp
+        parts = [
+            f"{attention.num_heads} heads, {attention.num_kv_heads} for keys and values, of {attention.head_dim}",
+            f"rotary over {attention.rotary.dim}" if attention.rotary else "no rotary",
+            *([f"window {attention.window}"] if attention.window else []),
+            f"{mlp.kind} MLP of {mlp.intermediate_size} ({mlp.activation})",
+            f"{layer.attention_norm.kind} norm, eps {layer.attention_norm.eps:g}",
+        ]
+        biases = [("q/k/v", attention.qkv_bias), ("output", attention.out_bias), ("MLP", mlp.bias)]
+        if any(there for _, there in biases):
+            parts.append("bias on " + ", ".join(name for name, there in biases if there))
+        lines.append(f"{first}-{last}: " + "; ".join(parts))
+        first = last + 1
+    return lines
+
+
+def _tokenizer(path: Path, source) -> dict:
+    from ..weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
+
+    if source.kind == "gguf":
+        tokenizer = tokenizer_from_gguf(source.metadata)
+    elif path.is_dir():
+        tokenizer = tokenizer_from_directory(path)
+    else:
+        return {}
+    specials = sorted(tokenizer.special_ids)
+    return {
+        "tokenizer": {
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_ids": list(tokenizer.eos_token_ids),
+            "special_tokens": {tokenizer.id_to_token(token_id): token_id for token_id in specials},
+        },
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def _show(facts: dict, list_tensors: bool) -> None:
+    rows = [["file", facts["path"]], ["kind", facts["kind"]], ["size", size(facts["file_bytes"])]]
+    if "spec" in facts:
+        spec, memory = facts["spec"], facts["memory"]
+        rows += [
+            ["family", spec["family"]],
+            ["hidden size", spec["hidden_size"]],
+            ["vocabulary", spec["vocab_size"]],
+            ["context", f"{spec['max_position_embeddings']} tokens"],
+            ["head", "tied to the embedding" if spec["tied"] else "its own matrix"],
+            *(["layers", line] for line in facts["layers"]),
+            ["parameters", f"{memory['parameters']:,}"],
+            ["weights", size(memory["weights_bytes"])],
+            ["read per token", size(memory["read_bytes_per_token"])],
+            *(
+                [
+                    f"KV cache, {kind}",
+                    f"{size(n)} a token, {size(memory['kv_bytes_full_context'][kind])} at full context",
+                ]
+                for kind, n in memory["kv_bytes_per_position"].items()
+            ),
+        ]
+    for kind, total in facts["types"].items():
+        rows.append([f"tensors {kind}", f"{total['tensors']}, {size(total['nbytes'])}"])
+    if "tokenizer" in facts:
+        tokenizer = facts["tokenizer"]
+        specials = ", ".join(f"{token}={token_id}" for token, token_id in tokenizer["special_tokens"].items())
+        rows += [
+            ["tokenizer", f"{tokenizer['vocab_size']} tokens"],
+            ["begin of text", tokenizer["bos_token_id"]],
+            ["end of text", ", ".join(map(str, tokenizer["eos_token_ids"])) or "none"],
+            ["special tokens", _cut(specials, 400) or "none"],
+        ]
+    rows += [["warning", warning] for warning in facts.get("warnings", ())]
+    rows += [["unsupported", message] for message in facts["unsupported"]]
+    print_table(["what", "value"], rows)
+    write("\nmetadata\n")
+    print_table(
+        ["", ""], [[key, _cut(str(value))] for key, value in facts["metadata"].items() if not _is_template(key)]
+    )
+    if list_tensors:
+        write("\n")
+        shapes = [
+            [info["name"], info["type"], " x ".join(map(str, info["shape"])), size(info["nbytes"])]
+            for info in facts["tensors"]
+        ]
+        print_table(["tensor", "type", "shape", "size"], shapes)
+    if facts.get("chat_template"):
+        write(f"\nchat template\n{escape(facts['chat_template'], keep=chr(10))}\n")
+
+
+def _is_template(key: str) -> bool:
+    return key.endswith("chat_template")
+
+
+def _cut(text: str, longest: int = LONGEST_VALUE) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"

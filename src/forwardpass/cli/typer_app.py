@@ -1,0 +1,92 @@
+"""The same command line through typer: help, shell-style mistakes and every form that `fastparse` leaves alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+
+from .options import COMMANDS, FLAG, FLOAT, INT, INTS, TEXT, TEXTS, TRISTATE, Command
+
+_TYPES = {
+    FLAG: bool,
+    TRISTATE: bool | None,
+    TEXT: str | None,
+    INT: int | None,
+    FLOAT: float | None,
+    TEXTS: list[str] | None,
+    INTS: list[int] | None,
+}
+
+
+def parse(arguments: list[str]) -> tuple[Command, dict] | int:
+    """(command, values), or the exit status after typer has printed help or what is wrong."""
+    parsed: list[tuple[Command, dict]] = []
+    app = build(lambda command, values: parsed.append((command, values)))
+    try:
+        app(args=arguments, prog_name="forwardpass")
+    except SystemExit as leaving:
+        if leaving.code or not parsed:
+            return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    return parsed[0]
+
+
+def build(receive) -> typer.Typer:
+    """The typer application; it only calls receive(command, values), so commands run outside of typer."""
+    # Without rich markup, usage errors stay two plain lines and rich is not imported.
+    app = typer.Typer(
+        help="A Transformer inference engine: point it at a checkpoint and it answers.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def top(version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version)] = False) -> None:
+        pass
+
+    for command in COMMANDS:
+        app.command(command.name, help=command.help)(_function(command, receive))
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print("forwardpass", version("forwardpass"))
+        raise typer.Exit()
+
+
+def _function(command: Command, receive):
+    """A function with the signature that typer reads the command's parameters from."""
+
+    def function(**values) -> None:
+        # Parameter names must be Python names: "from" and "json" travel with an underscore.
+        plain = {name.removesuffix("_"): value for name, value in values.items()}
+        for option in command.options:
+            if option.kind in (TEXTS, INTS):
+                plain[option.name] = list(plain[option.name]) if plain[option.name] else None
+        receive(command, plain)
+
+    parameters = []
+    if command.argument is not None:
+        about = typer.Argument(help=command.argument.help, metavar=command.argument.name.upper(), show_default=False)
+        default = inspect.Parameter.empty if command.argument.required else None
+        parameters.append(_parameter(command.argument.name, Annotated[str, about], default))
+    for option in command.options:
+        names = [option.flag]
+        if option.kind == TRISTATE:
+            names = [f"{option.flag}/--no-{option.flag[2:]}"]
+        about = typer.Option(*names, help=option.help, show_default=isinstance(option.default, str))
+        parameters.append(_parameter(option.name, Annotated[_TYPES[option.kind], about], option.default))
+    function.__signature__ = inspect.Signature(parameters)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    function.__name__ = command.name
+    return function
+
+
+def _parameter(name: str, annotation, default) -> inspect.Parameter:
+    return inspect.Parameter(name + "_", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

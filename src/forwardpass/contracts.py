@@ -1,0 +1,155 @@
+"""The frozen values that pass between the stages. Each is made by one stage and read by the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forwardpass.errors import ParameterError
+
+PAGE = 64
+"""Positions in one block of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Stage 1 -> 2. Several sequences side by side without padding.
+
+    token_ids: int32 [tokens]
+    positions: int32 [tokens], the position each token takes in its own text
+    starts:    int32 [sequences + 1], row where each sequence begins, and the total
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """The classic rectangle: real tokens where the mask is 1, padding where it is 0.
+
+    input_ids, attention_mask: int32 [sequences, length]
+    """
+
+    input_ids: np.ndarray
+    attention_mask: np.ndarray
+
+
+def unpad(padded: Padded) -> Packed:
+    """The real tokens of a rectangle, packed. Position of a token = number of real tokens before it in its row, so
+    padding on the left shifts nothing (mask 0,0,1,1,1 gives positions 0,1,2).
+
+    Raises ParameterError for a mask of another shape, values other than 0 and 1, or a row without any token.
+    """
+    ids, mask = np.asarray(padded.input_ids), np.asarray(padded.attention_mask)
+    if ids.ndim != 2 or mask.shape != ids.shape:
+        raise ParameterError(
+            f"attention_mask has shape {mask.shape} and input_ids {ids.shape}; expected the same [sequences, length]."
+        )
+    if not np.isin(mask, (0, 1)).all():
+        raise ParameterError("attention_mask: expected only 0 and 1.")
+    real = mask.astype(bool)
+    lengths = real.sum(axis=1)
+    if ids.shape[0] == 0 or not lengths.all():
+        raise ParameterError(f"attention_mask hides every token of row {int(np.argmin(lengths)) if len(lengths) else 0}.")
+    positions = np.cumsum(real, axis=1, dtype=np.int32) - 1
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return Packed(ids[real].astype(np.int32), positions[real].astype(np.int32), starts)
+
+
+def packed_of(tokens: Packed | Padded) -> Packed:
+    """The tokens themselves, whichever form they came in."""
+    return unpad(tokens) if isinstance(tokens, Padded) else tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Stage 2 -> 3 and 3 -> 4. One vector a token.
+
+    values: float32 [tokens, hidden_size];  packed: the tokens they belong to
+    """
+
+    values: np.ndarray
+    packed: Packed
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """What stage 3 needs to know of the KV cache: where each sequence's blocks lie.
+
+    past:   int32 [sequences], positions already computed
+    tables: int32 [sequences, blocks], block numbers in order of position (-1 = none)
+    """
+
+    past: np.ndarray
+    tables: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Stage 4 -> 5. values: float32 [rows, vocab];  rows: int32 [rows], indices into the packed tokens."""
+
+    values: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Stage 5 -> user, one generated token of a stream.
+
+    text:     what this token adds to the answer; "" while a character or a possible stop string is incomplete
+    token_id: the token
+    logprob:  its natural-log probability in the raw model distribution, or None if not asked for
+    """
+
+    text: str
+    token_id: int
+    logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished answer.
+
+    text:             the pieces' texts, joined
+    token_ids:        generated tokens only; the end token is included if it was generated
+    prompt_token_ids: the prompt as the model saw it
+    finish_reason:    "stop" (end token or stop string), "length" or "cancelled"
+    logprobs:         one raw natural-log probability a generated token; None unless asked for
+    score:            of a beam: the processed, length-normalised score; else None
+    timings:          seconds by stage
+    prompt_index, choice_index: which prompt of the list, and which of its choices
+    top_logprobs:     one dict a generated token, token id -> log-probability, most likely first; None unless asked for
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    logprobs: list[float] | None = None
+    score: float | None = None
+    timings: dict[str, float] | None = None
+    prompt_index: int = 0
+    choice_index: int = 0
+    top_logprobs: list[dict[int, float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely the model finds a text.
+
+    log_likelihood: sum of the natural-log probabilities of the scored tokens
+    perplexity:     exp(-log_likelihood / num_tokens)
+    num_tokens:     tokens scored (the first token of a text has nothing before it and is not scored)
+    """
+
+    log_likelihood: float
+    perplexity: float
+    num_tokens: int

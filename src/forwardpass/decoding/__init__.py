@@ -1,0 +1,1 @@
+"""From a row of logits to a token: parameters, processors, random numbers, sampling and stop conditions."""

@@ -1,0 +1,260 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+Every thread that wants an answer drives the same engine: it takes the lock and runs a step, which advances all requests
+in it, its own and everybody else's. So there is no background thread to start, stop or leak, and an interrupt lands
+where the caller is. A request that fails takes nobody with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from forwardpass.cache.blocks import BlockPool, blocks_for
+from forwardpass.cache.prefix import PrefixCache
+from forwardpass.contracts import CacheView, Completion, Packed, Piece
+from forwardpass.decoding.params import SamplingParams, TokenFacts
+from forwardpass.errors import CapacityError, ForwardpassError
+from forwardpass.scheduler.scheduler import Scheduler, Sequence, Work
+from forwardpass.stages.decode import decode
+from forwardpass.stages.embed import embed
+from forwardpass.stages.postprocess import Choice
+from forwardpass.stages.project import project
+
+PROJECT_ROWS = 64
+"""Rows projected at once where logits of whole texts are wanted: bounds the memory of a large vocabulary."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt with its parameters, and what has become of it.
+
+    pieces: (choice index, Piece) not yet collected;  seconds: by stage, of the steps it took part in.
+    """
+
+    prompt_ids: list[int]
+    choices: list[Choice]
+    sequences: list[Sequence]
+    started: float
+    pieces: deque = field(default_factory=deque)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("embed", "decode", "project", "postprocess"), 0.0))
+    first_token: float | None = None
+    ended: float | None = None
+    error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.ended is not None
+
+    def timings(self) -> dict[str, float]:
+        """Seconds: first_token and total since the request came, and the stages' shares of the steps it was in."""
+        end = self.ended if self.ended is not None else perf_counter()
+        first = self.first_token if self.first_token is not None else end
+        return {"first_token": first - self.started, "total": end - self.started, **self.seconds}
+
+    def completions(self, prompt_index: int = 0) -> list[Completion]:
+        return [choice.completion(prompt_index=prompt_index, timings=self.timings()) for choice in self.choices]
+
+
+class Engine:
+    """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: KV blocks of 64 positions at most."""
+
+    def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
+        self.network = network
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.memory = network.kv_memory(blocks)
+        self.pool = BlockPool(self.memory, blocks)
+        self.prefixes = PrefixCache(self.pool)
+        self.scheduler = Scheduler(self.pool, self.prefixes)
+        self.steps = 0
+        self._lock = threading.RLock()
+        self._owners: dict[int, tuple[Request, int]] = {}  # id(sequence) -> request, index of the choice
+
+    def add(self, prompt_ids: list[int], params: SamplingParams, started: float | None = None) -> Request:
+        """Queue a request. Raises CapacityError if its text can never fit into the cache."""
+        longest = len(prompt_ids) + params.max_new_tokens
+        if blocks_for(longest) > self.pool.size:
+            raise CapacityError(f"the request needs {longest} positions of KV cache; the engine has room for "
+                                f"{self.pool.size * 64}; shorten the prompt or lower max_new_tokens")
+        choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i)
+                   for i in range(params.num_return_sequences)]
+        sequence = Sequence(list(prompt_ids))
+        request = Request(prompt_ids, choices, [sequence], perf_counter() if started is None else started)
+        with self._lock:
+            self._owners[id(sequence)] = request, 0
+            self.scheduler.add(sequence)
+        return request
+
+    def advance(self, request: Request) -> None:
+        """Run one step unless the request has something to collect already. Raises the request's error, if any."""
+        with self._lock:
+            if not request.done and not request.pieces:
+                self.step()
+        if request.error is not None:
+            raise request.error
+
+    def run(self, requests: list[Request]) -> None:
+        """Until all of these are done; the first error among them is raised once the others are cancelled."""
+        try:
+            for request in requests:
+                while not request.done:
+                    with self._lock:
+                        if not request.done:
+                            self.step()
+                if request.error is not None:
+                    raise request.error
+        finally:
+            for request in requests:
+                self.cancel(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request at once and free what it holds. Harmless for one that has ended."""
+        with self._lock:
+            if request.done:
+                return
+            for choice in request.choices:
+                choice.finish("cancelled")
+            self._end(request)
+
+    def step(self) -> None:
+        """Compute one planned step and hand its results out."""
+        with self._lock:
+            plan = self.scheduler.plan()
+            if not plan:
+                return
+            self.steps += 1
+            requests = {id(r): r for r in (self._owners[id(work.sequence)][0] for work in plan)}.values()
+            try:
+                rows, seconds = self._compute(plan)
+            except BaseException as error:
+                for request in requests:
+                    request.error = error if isinstance(error, ForwardpassError) else None
+                    self._end(request)
+                raise
+            start = perf_counter()
+            final = iter(rows)
+            for work in plan:
+                self.scheduler.done(work)
+                if work.final:
+                    self._choose(work.sequence, next(final))
+            seconds["postprocess"] = perf_counter() - start
+            for request in requests:
+                for stage, time in seconds.items():
+                    request.seconds[stage] += time
+
+    def forward(self, ids: list[int], consume, *, logits: bool = True) -> None:
+        """Run one text through the stages and pass its rows on: consume(first row, float32 [rows, vocab or hidden])."""
+        sequence = Sequence(list(ids))
+        with self._lock:
+            try:
+                while sequence.behind:
+                    count = min(sequence.behind, self.scheduler.step_tokens)
+                    if not self.scheduler.reserve(sequence, sequence.computed + count):
+                        raise CapacityError(f"{len(ids)} positions of KV cache are not free; wait for running requests "
+                                            "or shorten the text")
+                    first = sequence.computed
+                    hidden = self._hidden([Work(sequence, count, False)])
+                    if not logits:
+                        consume(first, hidden.values)
+                    else:
+                        for at in range(0, count, PROJECT_ROWS):
+                            rows = np.arange(at, min(at + PROJECT_ROWS, count), dtype=np.int32)
+                            consume(first + at, project(self.network, hidden, rows).values)
+                    sequence.computed += count
+            finally:
+                self.scheduler.finish(sequence, keep=False)
+
+    def close(self) -> None:
+        with self._lock:
+            for request in {id(r): r for r, _ in self._owners.values()}.values():
+                self.cancel(request)
+            self.prefixes.clear()
+
+    def _hidden(self, plan: list[Work], seconds: dict[str, float] | None = None):
+        """Stages 2 and 3 for a plan."""
+        packed, cache = _arrays(plan)
+        start = perf_counter()
+        hidden = embed(self.network, packed)
+        middle = perf_counter()
+        hidden = decode(self.network, hidden, cache, self.memory)
+        if seconds is not None:
+            seconds["embed"], seconds["decode"] = middle - start, perf_counter() - middle
+        return hidden
+
+    def _compute(self, plan: list[Work]) -> tuple[np.ndarray, dict[str, float]]:
+        """Logits of the plan's final rows, in order, and seconds by stage."""
+        seconds: dict[str, float] = {}
+        hidden = self._hidden(plan, seconds)
+        start = perf_counter()
+        wanted = [int(hidden.packed.starts[i + 1]) - 1 for i, work in enumerate(plan) if work.final]
+        logits = project(self.network, hidden, np.array(wanted, np.int32)).values
+        seconds["project"] = perf_counter() - start
+        return logits, seconds
+
+    def _choose(self, sequence: Sequence, row: np.ndarray) -> None:
+        """The next token of a sequence; after the prompt, the first token of every choice."""
+        request, index = self._owners[id(sequence)]
+        first = len(sequence.tokens) == len(request.prompt_ids) and index == 0
+        if first and len(request.choices) > 1 and len(request.sequences) == 1:
+            for other in range(1, len(request.choices)):
+                twin = self.scheduler.fork(sequence)
+                request.sequences.append(twin)
+                self._owners[id(twin)] = request, other
+            chosen = list(enumerate(request.sequences))
+        else:
+            chosen = [(index, sequence)]
+        for number, one in chosen:
+            if request.error is None and request.choices[number].finish_reason is None:
+                self._accept(request, number, one, row)
+
+    def _accept(self, request: Request, index: int, sequence: Sequence, row: np.ndarray) -> None:
+        choice = request.choices[index]
+        try:
+            piece: Piece = choice.accept(row)
+        except ForwardpassError as error:
+            request.error = error
+            self._end(request)
+            return
+        if request.first_token is None:
+            request.first_token = perf_counter()
+        request.pieces.append((index, piece))
+        sequence.tokens.append(piece.token_id)
+        if choice.finish_reason is not None:
+            self._owners.pop(id(sequence))
+            self.scheduler.finish(sequence, keep=True)
+            if all(other.finish_reason is not None for other in request.choices):
+                self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.ended = perf_counter()
+        for sequence in request.sequences:
+            if self._owners.pop(id(sequence), None) is not None:
+                self.scheduler.finish(sequence, keep=request.error is None)
+
+
+def _arrays(plan: list[Work]) -> tuple[Packed, CacheView]:
+    """The plan as stage 2 and 3 read it. Slot and position are the same number: texts are computed from their start."""
+    if len(plan) == 1:  # one sequence is the common case when decoding, and worth a short path: 1% of a small model's step
+        sequence, count = plan[0].sequence, plan[0].count
+        begin = sequence.computed
+        ids = np.array(sequence.tokens[begin : begin + count], np.int32)
+        positions = np.arange(begin, begin + count, dtype=np.int32)
+        starts, past = np.array([0, count], np.int32), np.array([begin], np.int32)
+        return Packed(ids, positions, starts), CacheView(past, np.array([sequence.blocks], np.int32))
+    counts = [work.count for work in plan]
+    ids, positions = np.empty(sum(counts), np.int32), np.empty(sum(counts), np.int32)
+    starts = np.zeros(len(plan) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    past = np.array([work.sequence.computed for work in plan], np.int32)
+    tables = np.full((len(plan), max(len(work.sequence.blocks) for work in plan)), -1, np.int32)
+    for i, work in enumerate(plan):
+        sequence, begin = work.sequence, work.sequence.computed
+        ids[starts[i] : starts[i + 1]] = sequence.tokens[begin : begin + work.count]
+        positions[starts[i] : starts[i + 1]] = np.arange(begin, begin + work.count)
+        tables[i, : len(sequence.blocks)] = sequence.blocks
+    return Packed(ids, positions, starts), CacheView(past, tables)

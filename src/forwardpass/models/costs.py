@@ -1,0 +1,132 @@
+"""What a forward pass must do: operations and bytes, by stage and kind of op. Explain and benchmarks share it.
+
+Counted are the bytes that a step cannot avoid: each matrix once in its stored format however many rows share it,
+one row of the embedding table a token, the keys and values each sequence sees once, and those it appends.
+Activations stay in the processor's caches and don't count. Operations are multiplications and additions of the
+matrix products, attention and norms; a multiply-add is two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forwardpass.models.spec import ModelSpec, NormSpec
+from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow, targets
+
+KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+STAGES = {
+    "embed": ("embed",),
+    "decode": ("norm", "qkv", "attention", "out", "gate_up", "down"),
+    "project": ("head",),
+}
+"""Stage -> its kinds of op. "gate_up" is also the single up matrix of a plain MLP."""
+
+_OPS = {"attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv", "attention.out": "out",
+        "mlp.gate": "gate_up", "mlp.up": "gate_up", "mlp.down": "down",
+        "attention_norm": "norm", "mlp_norm": "norm", "final_norm": "norm", "head": "head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """flops: operations; read, written: bytes. Only attention writes: the keys and values it appends."""
+
+    flops: int = 0
+    read: int = 0
+    written: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.read + self.written
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+
+
+def stored_bytes(weights: Iterable[BoundRow]) -> dict[str, int]:
+    """Target -> bytes in the checkpoint's own format."""
+    return {one.target: one.nbytes for one in weights}
+
+
+def parameters(spec: ModelSpec) -> int:
+    """Number of weights; a tied head counts once."""
+    shapes = targets(spec)
+    return sum(math.prod(shape) for name, shape in shapes.items() if not (spec.tied and name == HEAD))
+
+
+def kv_position_bytes(spec: ModelSpec, kv_dtype: str) -> int:
+    """Bytes of keys and values that one position takes in all layers. int8 keeps a float32 scale a token and head."""
+    scale = 4 if kv_dtype == "int8" else 0
+    return sum(2 * layer.attention.num_kv_heads * (layer.attention.head_dim * KV_BYTES[kv_dtype] + scale)
+               for layer in spec.layers)
+
+
+def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int], contexts: Sequence[int],
+                kv_dtype: str = "bfloat16", wanted: int | None = None) -> dict[str, dict[str, Cost]]:
+    """Costs of one step: stage -> op kind -> Cost, with the keys of STAGES.
+
+    nbytes: target -> stored bytes (`stored_bytes`). For each sequence, rows: new tokens in this step, contexts:
+    tokens already in the cache. wanted: rows that are projected to logits (default: one a sequence).
+    """
+    wanted = len(rows) if wanted is None else wanted
+    tokens = sum(rows)
+    costs = {op: Cost() for ops in STAGES.values() for op in ops}
+    costs["embed"] = _embed(spec, nbytes, tokens)
+    for name, shape in targets(spec).items():
+        stem, _, suffix = name.rpartition(".")
+        op = _OPS.get(stem.split(".", 2)[2] if stem.startswith("layers.") else stem)
+        if op is None or (op == "head" and not wanted) or not tokens:
+            continue
+        read = nbytes[EMBEDDING if name == HEAD and spec.tied else name]
+        uses = wanted if op == "head" else tokens
+        # a bias is one addition an output, a matrix one multiply-add an element; norms are counted below
+        flops = 0 if op == "norm" else uses * (shape[0] if suffix == "bias" else 2 * math.prod(shape))
+        costs[op] += Cost(flops, read)
+    norms = [norm for layer in spec.layers for norm in (layer.attention_norm, layer.mlp_norm)] + [spec.final_norm]
+    costs["norm"] += Cost(tokens * spec.hidden_size * sum(map(_norm_flops, norms)))
+    costs["attention"] = _attention(spec, rows, contexts, kv_dtype)
+    return {stage: {op: costs[op] for op in ops} for stage, ops in STAGES.items()}
+
+
+def total(costs: Mapping[str, Mapping[str, Cost]]) -> Cost:
+    """Sum of all stages and kinds."""
+    return sum((cost for ops in costs.values() for cost in ops.values()), Cost())
+
+
+def _embed(spec: ModelSpec, nbytes: Mapping[str, int], tokens: int) -> Cost:
+    """One table row a token, and one of the learned positions and their sum if there are any."""
+    cost = Cost(0, tokens * (nbytes[EMBEDDING] // spec.vocab_size))
+    if spec.learned_positions:
+        row = nbytes["embed.positions.weight"] // spec.learned_positions
+        cost += Cost(tokens * spec.hidden_size, tokens * row)
+    return cost
+
+
+def _norm_flops(norm: NormSpec) -> int:
+    """Operations an element: squares and their sum, scale, weight; layer norm also its mean and the difference."""
+    return (4 if norm.kind == "rms" else 6) + norm.bias
+
+
+def _attention(spec: ModelSpec, rows: Sequence[int], contexts: Sequence[int], kv_dtype: str) -> Cost:
+    """Scores and weighted values of the keys each row sees (itself and those before, `window` at most)."""
+    flops = read = 0
+    distinct: dict[tuple[int, int], int] = {}  # layers of equal heads and window cost the same
+    for layer in spec.layers:
+        key = (layer.attention.num_heads * layer.attention.head_dim, layer.attention.window)
+        distinct[key] = distinct.get(key, 0) + 1
+    per_layer = kv_position_bytes(spec, kv_dtype) // len(spec.layers)
+    for (width, window), layers in distinct.items():
+        for new, past in zip(rows, contexts, strict=True):
+            reach = min(past + new, window + new - 1) if window else past + new
+            read += layers * (reach if new else 0) * per_layer
+            flops += layers * 4 * width * _seen(new, past, window)
+    return Cost(flops, read, sum(rows) * kv_position_bytes(spec, kv_dtype))
+
+
+def _seen(new: int, past: int, window: int) -> int:
+    """Keys seen by `new` rows after `past` positions: the sum of min(past + i + 1, window). 3, 2, 0 give 3 + 4 + 5."""
+    if not window:
+        return new * past + new * (new + 1) // 2
+    growing = min(new, max(0, window - past))  # rows that still see everything
+    return growing * past + growing * (growing + 1) // 2 + (new - growing) * window

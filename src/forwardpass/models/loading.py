@@ -1,0 +1,133 @@
+"""From an open checkpoint to a network: choose a kernel layout for every matrix, pack them into one arena.
+
+Nothing large is allocated before the spec and every tensor's shape have been checked against each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from forwardpass.backends import native
+from forwardpass.errors import ModelFileError
+from forwardpass.models.blocks import Weights
+from forwardpass.models.registry import Checkpoint
+from forwardpass.models.weight_rows import BoundRow, row_order
+from forwardpass.quant.formats import kernel_format
+from forwardpass.weights import packed
+from forwardpass.weights.dequantize import dequantize
+from forwardpass.weights.source import Source
+
+_INTEGER_TYPES = {"Q4", "Q8", "Q8M", "Q8C"}
+_SHARED_INPUT = (("attention.q", "attention.k", "attention.v"), ("mlp.gate", "mlp.up"))
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a packed matrix lies in the arena."""
+
+    bound: BoundRow
+    format: str
+    offset: int
+    nbytes: int
+
+
+def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: native.NativeBackend,
+                 cache: Path | None = None, key: str = "",
+                 progress: Callable[[int, int], None] | None = None) -> Weights:
+    """Pack (or read back, with `cache` and `key`) every weight. progress(done bytes, all bytes) is called while packing.
+
+    Raises ModelFileError if a weight is NaN or infinite.
+    """
+    vectors = {one.target: _vector(one, source) for one in checkpoint.weights if len(one.row.shape) == 1}
+    places, total = plan(checkpoint, dtype)
+    region = native.Region(max(total, _ALIGNMENT))
+    arena = region.view(0, total)
+    keep = cache is not None and total >= packed.MIN_BYTES
+    if not (keep and packed.read(cache, key, arena, backend.threads)):
+        for place in places:
+            _pack(place, source, backend, arena[place.offset : place.offset + place.nbytes])
+            if progress:
+                progress(place.offset + place.nbytes, total)
+        if keep:
+            packed.write(cache, key, arena)
+    matrices = {}
+    for place in places:
+        n, k = place.bound.row.shape
+        memory = region.view(place.offset, place.nbytes)
+        matrices[place.bound.target] = native.matrix(place.format, n, k, memory)
+    return Weights(matrices, vectors)
+
+
+def plan(checkpoint: Checkpoint, dtype: str) -> tuple[list[Place], int]:
+    """A place for every matrix, in the order a forward pass reads them, and the bytes of the whole arena."""
+    formats = {one.target: _format(one, dtype) for one in checkpoint.weights if len(one.row.shape) == 2}
+    _agree(formats)
+    places, offset = [], 0
+    for one in checkpoint.weights:
+        if one.target not in formats:
+            continue
+        n, k = one.row.shape
+        nbytes = native.matrix_bytes(formats[one.target], n, k)
+        places.append(Place(one, formats[one.target], offset, nbytes))
+        offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return places, offset
+
+
+def _format(one: BoundRow, dtype: str) -> str:
+    # A position table is looked up and added, never multiplied with: quantising it would save nothing.
+    if one.target == "embed.positions.weight" and dtype in ("int8", "int4"):
+        dtype = "auto"
+    return kernel_format(one.info.type, dtype)
+
+
+def _agree(formats: dict[str, str]) -> None:
+    """Matrices that read the same activations must want the same kind of them: where a file mixes kinds, float32."""
+    for stems in _SHARED_INPUT:
+        for target in [name for name in formats if name.endswith(stems[0] + ".weight")]:
+            layer = target.removesuffix(stems[0] + ".weight")
+            group = [f"{layer}{stem}.weight" for stem in stems]
+            kinds = {"integer" if formats[name] in _INTEGER_TYPES else formats[name].replace("F16", "F32")
+                     if formats[name] != "BF16" else "BF16" for name in group}
+            if len(kinds) > 1:
+                formats.update(dict.fromkeys(group, "F32"))
+
+
+def _vector(one: BoundRow, source: Source) -> np.ndarray:
+    """A norm's weight or a bias as float32."""
+    values = dequantize(one.info.type, source.data(one.info.name), one.info.shape)
+    if one.row.rows:
+        values = values[one.row.rows]
+    if one.row.transform == "rotary_rows":
+        values = values[row_order(values.size, one.row.heads)]
+    if not np.isfinite(values).all():
+        raise _not_finite(one, source)
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _pack(place: Place, source: Source, backend: native.NativeBackend, out: np.ndarray) -> None:
+    one, row = place.bound, place.bound.row
+    raw = source.data(one.info.name)
+    n, k = row.shape
+    if row.transform == "transpose":
+        element = {4: np.uint32, 2: np.uint16}[one.info.nbytes // math.prod(one.info.shape)]
+        stored = np.frombuffer(raw, element).reshape(row.source_shape).T
+        raw = np.ascontiguousarray(stored[row.rows] if row.rows else stored).reshape(-1).view(np.uint8)
+    elif row.rows:
+        row_bytes = one.info.nbytes // row.total
+        raw = raw[row.rows.start * row_bytes : row.rows.stop * row_bytes]
+    order = row_order(n, row.heads) if row.transform == "rotary_rows" else None
+    finite = backend.pack(place.format, (n, k), one.info.type, raw, order, out)
+    source.release(one.info.name)
+    if not finite:
+        raise _not_finite(one, source)
+
+
+def _not_finite(one: BoundRow, source: Source) -> ModelFileError:
+    return ModelFileError(f"{source.path}: tensor {one.info.name} holds NaN or infinite values; every weight must be a "
+                          "finite number; fetch or convert the model again")

@@ -1,0 +1,58 @@
+"""A loaded model as three functions over arrays, one for each of the stages 2, 3 and 4."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forwardpass.models import blocks
+from forwardpass.models.spec import ModelSpec
+
+
+class Network:
+    """spec, kv_dtype: what it is;  backend: where it runs."""
+
+    def __init__(self, spec: ModelSpec, weights: blocks.Weights, backend, kv_dtype: str):
+        self.spec = spec
+        self.kv_dtype = kv_dtype
+        self.backend = backend
+        self._embed = blocks.record_embed(backend, spec, weights)
+        self._layers = blocks.record_layers(backend, spec, weights, kv_dtype)
+        self._project = blocks.record_project(backend, spec, weights)
+
+    def kv_memory(self, blocks: int):
+        """Address space for `blocks` cache blocks of 64 positions; memory is used when a block is."""
+        attention = self.spec.layers[0].attention
+        return self.backend.kv_memory(self.kv_dtype, len(self.spec.layers), attention.num_kv_heads, attention.head_dim,
+                                      blocks)
+
+    def embed(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int32 [tokens] twice -> float32 [tokens, hidden_size]."""
+        hidden = np.empty((ids.size, self.spec.hidden_size), np.float32)
+        stage = self._embed
+        stage.program.run(ids.size, ids=ids, positions=positions, bound=[(stage.out, hidden)])
+        return hidden
+
+    def layers(self, hidden: np.ndarray, positions: np.ndarray, starts: np.ndarray, past: np.ndarray,
+               tables: np.ndarray, memory) -> np.ndarray:
+        """All layers and the final norm. Overwrites `hidden`; returns a new float32 [tokens, hidden_size]."""
+        out = np.empty_like(hidden)
+        stage = self._layers
+        stage.program.run(hidden.shape[0], positions=positions, starts=starts, past=past, tables=tables, memory=memory,
+                          bound=[(stage.source, hidden), (stage.out, out)])
+        return out
+
+    def project(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Logits float32 [rows, vocab_size] of the wanted rows of `hidden`."""
+        logits = np.empty((rows.size, self.spec.vocab_size), np.float32)
+        stage = self._project
+        stage.program.run(rows.size, wanted=rows, bound=[(stage.source, hidden), (stage.out, logits)])
+        return logits
+
+    def timings(self) -> dict[str, dict[str, float]]:
+        """Seconds by stage and operation, counted while backend.timed is True."""
+        stages = {"embed": self._embed, "decode": self._layers, "project": self._project}
+        return {name: stage.program.timings() for name, stage in stages.items()}
+
+    def reset_timings(self) -> None:
+        for stage in (self._embed, self._layers, self._project):
+            stage.program.reset_timings()

@@ -1,0 +1,1 @@
+"""Which kernel layout a stored tensor gets."""

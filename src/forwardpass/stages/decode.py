@@ -1,0 +1,24 @@
+"""Stage 3: hidden states go through every layer and the final norm, reading and extending the KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forwardpass.contracts import PAGE, CacheView, Hidden
+from forwardpass.errors import ParameterError
+
+
+def decode(network, hidden: Hidden, cache: CacheView, memory) -> Hidden:
+    """Hidden after stage 2 -> Hidden after all layers and the final norm. `hidden.values` is used up.
+
+    memory: the KV memory that the block tables of `cache` point into. Row i of sequence s takes the cache's slot
+    past[s] + i and sees the slots up to it.
+    """
+    starts, past = hidden.packed.starts, cache.past
+    if past.size != starts.size - 1 or cache.tables.shape[0] != past.size:
+        raise ParameterError(f"the cache view describes {past.size} sequences, the tokens {starts.size - 1}")
+    needed = int((past + np.diff(starts)).max())
+    if needed > cache.tables.shape[1] * PAGE:
+        raise ParameterError(f"block tables hold {cache.tables.shape[1] * PAGE} positions, the sequences need {needed}")
+    values = network.layers(hidden.values, hidden.packed.positions, starts, past, cache.tables, memory)
+    return Hidden(values, hidden.packed)

@@ -1,0 +1,42 @@
+"""Stage 2: token ids and their positions become vectors.
+
+The token's row of the embedding table, plus, in models with learned positions, the row of its position. Rotary models
+use positions later, inside attention; they are checked here all the same, before any work is done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forwardpass.contracts import Hidden, Packed, Padded, packed_of
+from forwardpass.errors import ContextLengthError, ParameterError
+
+
+def embed(network, tokens: Packed | Padded) -> Hidden:
+    """Packed or Padded tokens -> Hidden, one row for each real token; padding gets none.
+
+    Raises ParameterError for an id outside the vocabulary, ContextLengthError for a position beyond the model's.
+    """
+    packed = packed_of(tokens)
+    spec = network.spec
+    if packed.positions.size != packed.token_ids.size:
+        raise ParameterError(f"every token needs one position: {packed.token_ids.size} tokens, "
+                             f"{packed.positions.size} positions")
+    _check_ids(packed.token_ids, spec.vocab_size)
+    least, most = int(packed.positions.min()), int(packed.positions.max())
+    if least < 0:
+        raise ParameterError(f"positions start at 0; found {least}")
+    if most >= spec.max_position_embeddings:
+        raise ContextLengthError(f"position {most} is beyond the model's context of {spec.max_position_embeddings} "
+                                 f"positions (0 to {spec.max_position_embeddings - 1}); shorten the text")
+    return Hidden(network.embed(packed.token_ids, packed.positions), packed)
+
+
+def _check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raise ParameterError unless there is at least one id and all are in [0, vocab_size)."""
+    if ids.size == 0:
+        raise ParameterError("no tokens: the model needs at least one to begin with")
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= vocab_size:
+        wrong = least if least < 0 else most
+        raise ParameterError(f"token id {wrong} is outside the vocabulary: ids run from 0 to {vocab_size - 1}")

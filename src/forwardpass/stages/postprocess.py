@@ -1,0 +1,161 @@
+"""Stage 5: a row of logits becomes a token, the token becomes text, and something decides whether that was the last.
+
+One Choice is one answer being generated. The engine hands it the logits of the newest position, feeds the token it
+returns back into stage 2, and goes on until finish_reason is set:
+
+    choice = Choice(params, facts, prompt_ids, tokenizer)
+    while choice.finish_reason is None:
+        piece = choice.accept(row)              # row: float32 [rows of the head]
+        show(piece.text)
+    answer = choice.completion()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from forwardpass.contracts import Completion, Piece
+from forwardpass.decoding import sampler
+from forwardpass.decoding.params import SamplingParams, TokenFacts
+from forwardpass.decoding.stops import StopStrings, effective_end_ids
+from forwardpass.errors import ParameterError
+from forwardpass.stages.text_stream import TextStream
+
+_REFUSALS = 500  # tokens refused for one position before giving up on bad_words
+_REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
+
+
+class Choice:
+    """The state of one answer.
+
+    prompt_ids:  token ids of the prompt
+    tokenizer:   decode(list of ids) -> str
+    index:       which of the prompt's answers this is
+    text_stream: push(token_id) -> new text, finish() -> the rest; by default one that never shows half a character
+
+    token_ids, logprobs and top_logprobs grow by one entry a token (the last two stay None unless asked for);
+    finish_reason is None, then "stop", "length" or "cancelled".
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        facts: TokenFacts,
+        prompt_ids: Sequence[int],
+        tokenizer: Any,
+        *,
+        index: int = 0,
+        text_stream: Any = None,
+    ):
+        self.params = params
+        self.index = index
+        self.prompt_ids = [int(i) for i in prompt_ids]
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] | None = None if params.logprobs is None else []
+        self.top_logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
+        self.finish_reason: str | None = None
+        self._facts = facts
+        self._decode = tokenizer.decode if params.bad_words else None
+        self._sampler = sampler.Sampler(params, facts, prompt_ids, index)
+        self._stream = TextStream(tokenizer) if text_stream is None else text_stream
+        self._stops = StopStrings(params.stop, include=params.include_stop)
+        self._texts: list[str] = []
+        self._ends = effective_end_ids(
+            facts.end_ids,
+            eos_token_id=params.eos_token_id,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+        )
+
+    @property
+    def text(self) -> str:
+        """The answer so far: the texts of all pieces, joined."""
+        return "".join(self._texts)
+
+    def accept(self, row: np.ndarray) -> Piece:
+        """Take the logits that follow the newest token; return the next token with the text it completes.
+
+        row: float32 [rows of the head], only read. An end token is in token_ids, but its text is not shown.
+        Raises ParameterError (this answer cannot go on; others are not affected) or ForwardpassError (bad logits).
+        """
+        if self.finish_reason is not None:
+            raise ParameterError(f"This answer has finished ({self.finish_reason}); it accepts no further logits.")
+        return self.append(self._pick(row), row)
+
+    def append(self, token_id: int, row: np.ndarray | None = None) -> Piece:
+        """Take a token picked elsewhere, with the raw logits behind it if log-probabilities were asked for."""
+        logprob = None
+        if self.logprobs is not None and self.top_logprobs is not None:
+            if row is None:
+                raise ParameterError("append() needs the logits row when log-probabilities were asked for.")
+            logprob, top = sampler.logprobs(row, token_id, self.params.logprobs or 0, self._facts.vocab_size)
+            self.logprobs.append(logprob)
+            self.top_logprobs.append(top)
+        self._sampler.accept(token_id)
+        self.token_ids.append(token_id)
+        if token_id in self._ends:
+            return Piece(self._finish("stop", ""), token_id, logprob)
+        text, stopped = self._stops.push(self._stream.push(token_id))
+        if stopped:
+            self.finish_reason = "stop"
+            self._texts.append(text)
+        elif len(self.token_ids) >= self.params.max_new_tokens:
+            text = self._finish("length", text)
+        else:
+            self._texts.append(text)
+        return Piece(text, token_id, logprob)
+
+    def finish(self, reason: str) -> str:
+        """End the answer from outside ("cancelled", or "length" for a full context); return the text held back."""
+        return self._finish(reason, "") if self.finish_reason is None else ""
+
+    def completion(self, *, prompt_index: int = 0, timings: dict[str, float] | None = None) -> Completion:
+        """The finished answer. timings: seconds by stage."""
+        return Completion(
+            text=self.text,
+            token_ids=self.token_ids,
+            prompt_token_ids=self.prompt_ids,
+            finish_reason=self.finish_reason or "cancelled",
+            logprobs=self.logprobs,
+            timings=timings,
+            prompt_index=prompt_index,
+            choice_index=self.index,
+            top_logprobs=self.top_logprobs if self.params.logprobs else None,
+        )
+
+    def _finish(self, reason: str, text: str) -> str:
+        """text, then what the text stream and the stop strings held back."""
+        tail, stopped = self._stops.push(self._stream.finish())
+        text += tail + self._stops.finish()
+        self.finish_reason = "stop" if stopped else reason
+        self._texts.append(text)
+        return text
+
+    def _pick(self, row: np.ndarray) -> int:
+        token_id = self._sampler.pick(row)
+        if self._decode is None:
+            return token_id
+        refused: list[int] = []
+        while self._completes_bad_word(token_id):
+            refused.append(token_id)
+            if len(refused) > _REFUSALS:
+                raise ParameterError(
+                    f"bad_words: none of the {_REFUSALS} likeliest tokens avoids {list(self.params.bad_words)!r}; "
+                    f"use fewer or longer words."
+                )
+            token_id = self._sampler.pick(row, refused)
+        return token_id
+
+    def _completes_bad_word(self, token_id: int) -> bool:
+        """Whether a bad word would end inside the text this token adds. Text of the prompt does not count."""
+        if token_id in self._ends:
+            return False
+        words = self.params.bad_words
+        # A token adds at least one byte, a character has at most four: this many tokens hold every word's beginning.
+        window = self.token_ids[-4 * max(map(len, words)) :]
+        before = self._decode(window).rstrip(_REPLACEMENT) if window else ""
+        after = self._decode([*window, token_id])
+        return any(after.find(word, max(0, len(before) - len(word) + 1)) >= 0 for word in words)

@@ -1,0 +1,24 @@
+"""Stage 4: hidden states become logits, for the rows that somebody will look at and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forwardpass.contracts import Hidden, Logits
+from forwardpass.errors import ParameterError
+
+
+def project(network, hidden: Hidden, rows: np.ndarray | None = None) -> Logits:
+    """Hidden after stage 3 -> Logits float32 [rows, vocab].
+
+    rows: int32 indices into the packed tokens; None = the last token of each sequence, which is what decides the next.
+    """
+    if rows is None:
+        rows = hidden.packed.starts[1:] - 1
+    rows = np.ascontiguousarray(rows, np.int32)
+    count = hidden.values.shape[0]
+    if rows.size and not (0 <= int(rows.min()) and int(rows.max()) < count):
+        raise ParameterError(f"rows to project must be in [0, {count}), found {int(rows.min())} to {int(rows.max())}")
+    if rows.size == 0:
+        return Logits(np.empty((0, network.spec.vocab_size), np.float32), rows)
+    return Logits(network.project(hidden.values, rows), rows)

@@ -1,0 +1,50 @@
+"""Token ids to text, one token at a time, never half a character."""
+
+from __future__ import annotations
+
+import codecs
+
+from ..errors import UnsupportedModelError
+from ..weights.tokenizer import Tokenizer
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class TextStream:
+    """Text of a growing list of tokens.
+
+    What `push` and then `finish` return concatenates to exactly `tokenizer.decode(ids, skip_special_tokens)`. A
+    character spread over several tokens appears with its last byte; one that never completes is a single U+FFFD from
+    `finish`. Each token costs the same however long the text already is, because tokens are bytes and only an
+    unfinished character (at most 3 bytes) is kept.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = False) -> None:
+        if not tokenizer.decodes_bytes:
+            raise UnsupportedModelError("this tokenizer's tokens are not pieces of text, so its text can't be streamed.")
+        self._token_bytes = tokenizer.token_bytes
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._utf8 = _Utf8("replace")
+        self._drop = tokenizer.drops_first_space
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; may be empty."""
+        if token_id in self._skip:
+            return ""
+        piece = self._token_bytes(token_id)
+        if self._drop:
+            piece = self._without_first_space(piece)
+        return self._utf8.decode(piece)
+
+    def finish(self) -> str:
+        """The tail: U+FFFD if the last character is incomplete, else nothing."""
+        return self._utf8.decode(b"", True)
+
+    def _without_first_space(self, piece: bytes) -> bytes:
+        """SentencePiece writes a space before the first word, which is not part of the text."""
+        if self._drop == "token":
+            self._drop = ""
+            return piece.replace(b" ", b"")
+        if piece:
+            self._drop = ""
+        return piece[1:] if piece.startswith(b" ") else piece

@@ -1,0 +1,250 @@
+"""`Model`: what `forwardpass.load` returns. Each method is one task; everything runs on the model's one engine."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from forwardpass import config
+from forwardpass.contracts import Completion, Score
+from forwardpass.decoding import params as decoding_params
+from forwardpass.decoding.params import SamplingParams
+from forwardpass.engine import Engine, Request
+from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
+from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype, kv_dtype_for
+from forwardpass.stages.preprocess import check_ids, encode_prompt
+from forwardpass.tasks.chat import fitting_ids
+from forwardpass.tasks.opening import Opened, open_model
+from forwardpass.tasks.stream import Stream
+
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+
+KV_SHARE = 0.5
+"""Part of the machine's free memory that the KV cache may grow to."""
+
+
+def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = "auto", threads: int | None = None,
+         device: str = "cpu", progress=None) -> Model:
+    """Load a model and return it ready to answer.
+
+    model:    a path (GGUF file, Hugging Face directory), a name of the catalogue (fetched if absent) or "hf:org/name"
+    dtype:    "auto" (as stored), "float32" (the reference mode), "bfloat16", "int8" or "int4"
+    kv_dtype: "auto" (float32 in the reference mode, else bfloat16), "float32", "bfloat16" or "int8"
+    threads:  worker threads; None = FORWARDPASS_THREADS, else the CPUs this process may use
+    device:   "cpu"
+    progress: called as progress(what, done bytes, total bytes) while something long runs
+
+    Raises ModelFileError, UnsupportedModelError, ParameterError or FetchError; nothing stays behind.
+    """
+    from forwardpass import catalog
+
+    check_dtype("dtype", dtype, DTYPES)
+    check_dtype("kv_dtype", kv_dtype, KV_DTYPES)
+    if device != "cpu":
+        raise ParameterError(f'device must be "cpu", not {device!r}')
+    path = catalog.resolve(model, progress)
+    packing = None if progress is None else lambda done, total: progress("packing", done, total)
+    return Model(open_model(Path(path), dtype, kv_dtype_for(dtype, kv_dtype), thread_count(threads), packing), dtype)
+
+
+def thread_count(threads: int | None) -> int:
+    """Workers to use: never more than the CPUs this process may run on."""
+    usable = config.usable_cpus()
+    wanted = threads if threads is not None else config.threads()
+    if wanted is None:
+        return usable
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise ParameterError(f"threads must be a whole number of at least 1, not {wanted!r}")
+    return min(wanted, usable)
+
+
+class Model:
+    """A loaded model. May be used from several threads: their requests share steps.
+
+    tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data.
+    """
+
+    def __init__(self, opened: Opened, dtype: str):
+        self.path = opened.path
+        self.spec = opened.network.spec
+        self.tokenizer = opened.tokenizer
+        self.dtype = dtype
+        self.kv_dtype = opened.network.kv_dtype
+        self.warnings = opened.warnings
+        self.stored_bytes = opened.stored
+        self.network = opened.network
+        self._facts = opened.facts
+        self._generation = opened.generation
+        self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
+        for sentence in opened.warnings:
+            warnings.warn(sentence, stacklevel=3)
+
+    # ---- tasks
+
+    def generate(self, prompt: Prompt, **params: Any) -> Completion | list[Completion]:
+        """Continue a prompt: a str, a list of token ids, or a list of either. The chat template is not applied.
+
+        params: see decoding.params.SamplingParams. One prompt and one choice give a Completion; otherwise a flat list,
+        prompt by prompt, with `.prompt_index` and `.choice_index`.
+        """
+        started = perf_counter()
+        prompts, single = self._prompts(prompt)
+        chosen = self._params(params)
+        requests = [self._request(ids, chosen, params, started) for ids in prompts]
+        self.engine.run(requests)
+        done = [one for i, request in enumerate(requests) for one in request.completions(i)]
+        return done[0] if single and len(done) == 1 else done
+
+    def stream(self, prompt: str | Sequence[int], **params: Any) -> Stream:
+        """The same for one prompt, as an iterator of Pieces (text, token_id, logprob)."""
+        started = perf_counter()
+        prompts, single = self._prompts(prompt)
+        if not single:
+            raise ParameterError("stream takes one prompt; call it once for each, or generate() for a list")
+        return self._stream(prompts[0], params, started)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], stream: bool = False, on_overflow: str = "error",
+             **params: Any) -> Completion | list[Completion] | Stream:
+        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template.
+
+        on_overflow: what to do when the history no longer fits, "error" or "drop_oldest" (whole turns, with a warning).
+        """
+        started = perf_counter()
+        chosen = self._params(params)
+        answer = 1 if params.get("max_new_tokens") is None else chosen.max_new_tokens
+        room = max(1, self.spec.max_position_embeddings - answer)
+        ids, dropped = fitting_ids(self._tokenizer("chat"), messages, room, on_overflow)
+        if dropped:
+            warnings.warn(f"the conversation no longer fits: its {dropped} oldest messages were dropped", stacklevel=2)
+        if stream:
+            return self._stream(ids, params, started)
+        request = self._request(ids, chosen, params, started)
+        self.engine.run([request])
+        done = request.completions()
+        return done[0] if len(done) == 1 else done
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """float32 [tokens, vocab]: row i is what the model says after tokens 0..i. No tokens are added."""
+        return self._rows(token_ids, self.spec.vocab_size, logits=True)
+
+    def hidden_states(self, token_ids: Sequence[int]) -> np.ndarray:
+        """float32 [tokens, hidden_size] after the final norm. No tokens are added."""
+        return self._rows(token_ids, self.spec.hidden_size, logits=False)
+
+    def score(self, text: str | Sequence[int]) -> Score:
+        """How likely the model finds a text. The first token has nothing before it and is not scored."""
+        ids = self._prompts(text)[0][0]
+        if len(ids) < 2:
+            raise ParameterError("score needs a text of at least two tokens: the first is not scored")
+        self._check_length(ids, 0)
+        targets = np.asarray(ids[1:])
+        total = 0.0
+
+        def add(first: int, rows: np.ndarray) -> None:
+            nonlocal total
+            for row, target in zip(rows, targets[first : first + len(rows)], strict=False):
+                peak = float(row.max())
+                total += float(row[target]) - peak - math.log(float(np.exp(row - peak).sum(dtype=np.float64)))
+
+        self.engine.forward(ids, add)
+        count = len(ids) - 1
+        return Score(total, math.exp(min(-total / count, 700.0)), count)
+
+    def explain(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], **params: Any):
+        """Answer, and report where the time went: by stage and operation, against this machine's limits.
+
+        prompt: text or token ids as for generate(), or a conversation as for chat().
+        """
+        from forwardpass.explain.report import explain
+
+        return explain(self, prompt, params)
+
+    # ---- life
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ParameterError("the model is closed; load it again to use it")
+        return self._engine
+
+    def close(self) -> None:
+        """End all requests and free the model's memory. Closing twice is harmless."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+            self.network = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<forwardpass.Model {self.path.name}: {self.spec.family}, {len(self.spec.layers)} layers, {self.dtype}>"
+
+    # ---- helpers
+
+    def _tokenizer(self, task: str):
+        if self.tokenizer is None:
+            raise UnsupportedModelError(f"{self.path} has no tokenizer, which {task} needs; pass token ids to generate()")
+        return self.tokenizer
+
+    def _prompts(self, prompt: Prompt) -> tuple[list[list[int]], bool]:
+        """(token ids of each prompt, whether one prompt was given)."""
+        if isinstance(prompt, str):
+            return [encode_prompt(self._tokenizer("text"), prompt)], True
+        if isinstance(prompt, Sequence) and prompt and not isinstance(prompt[0], (int, np.integer)):
+            return [self._prompts(one)[0][0] for one in prompt], False
+        return [check_ids(prompt, self.spec.vocab_size)], True
+
+    def _params(self, params: dict[str, Any]) -> SamplingParams:
+        encode = None if self.tokenizer is None else (
+            lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
+        return decoding_params.from_user(self._generation, params, vocab_size=self._facts.vocab_size, encode=encode)
+
+    def _request(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float) -> Request:
+        room = self.spec.max_position_embeddings - len(ids)
+        if given.get("max_new_tokens") is None and 1 <= room < chosen.max_new_tokens:
+            chosen = replace(chosen, max_new_tokens=room, min_new_tokens=min(chosen.min_new_tokens, room))
+        self._check_length(ids, chosen.max_new_tokens)
+        return self.engine.add(ids, chosen, started)
+
+    def _stream(self, ids: list[int], params: dict[str, Any], started: float) -> Stream:
+        chosen = self._params(params)
+        if chosen.num_return_sequences != 1:
+            raise ParameterError(f"a stream is one answer: num_return_sequences must be 1, not "
+                                 f"{chosen.num_return_sequences}")
+        return Stream(self.engine, self._request(ids, chosen, params, started))
+
+    def _check_length(self, ids: list[int], new_tokens: int) -> None:
+        limit = self.spec.max_position_embeddings
+        if len(ids) + new_tokens > limit:
+            asked = f" and {new_tokens} new ones are asked for" if new_tokens else ""
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens{asked}; the model's context is {limit} tokens: "
+                                     "shorten the prompt" + (" or lower max_new_tokens" if new_tokens else ""))
+
+    def _rows(self, token_ids: Sequence[int], width: int, *, logits: bool) -> np.ndarray:
+        ids = check_ids(token_ids, self.spec.vocab_size)
+        self._check_length(ids, 0)
+        out = np.empty((len(ids), width), np.float32)
+
+        def store(first: int, rows: np.ndarray) -> None:
+            out[first : first + len(rows)] = rows
+
+        self.engine.forward(ids, store, logits=logits)
+        return out
+
+
+def _kv_blocks(network) -> int:
+    """Blocks that fit into half of the memory that is free now. Only those in use take memory."""
+    one = network.kv_memory(1).block_bytes
+    return max(1, int(config.available_memory() * KV_SHARE) // one)

@@ -1,0 +1,106 @@
+"""From a path on this machine to a model ready to run: files read and checked, weights packed, tokenizer built."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forwardpass import config
+from forwardpass.backends.native import NativeBackend
+from forwardpass.decoding.params import TokenFacts
+from forwardpass.decoding.stops import union_of_end_ids
+from forwardpass.models import costs, registry
+from forwardpass.models.hf_config import HfConfig, read_config
+from forwardpass.models.loading import load_weights
+from forwardpass.models.network import Network
+from forwardpass.weights import packed
+from forwardpass.weights.gguf import open_gguf
+from forwardpass.weights.safetensors import open_safetensors
+from forwardpass.weights.source import Source
+from forwardpass.weights.tokenizer import Tokenizer
+from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model in memory. stored: target -> bytes in the checkpoint's own format; warnings: sentences for the user."""
+
+    path: Path
+    network: Network
+    tokenizer: Tokenizer | None
+    facts: TokenFacts
+    generation: Mapping[str, Any]
+    stored: Mapping[str, int]
+    warnings: tuple[str, ...]
+
+
+def open_source(path: Path) -> tuple[Source, HfConfig | None]:
+    """The checkpoint's tensors, and its config where that is a file of its own. The caller closes the source."""
+    if path.is_dir():
+        settings = read_config(path)
+        return open_safetensors(path), settings
+    return open_gguf(path), None
+
+
+def read_tokenizer(path: Path, source: Source) -> Tokenizer | None:
+    """The model's tokenizer, or None if a directory holds none: token ids can be used all the same."""
+    if not path.is_dir():
+        return tokenizer_from_gguf(source.metadata)
+    return tokenizer_from_directory(path) if (path / "tokenizer.json").exists() else None
+
+
+def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
+               progress: Callable[[int, int], None] | None = None) -> Opened:
+    backend = NativeBackend(threads)
+    source, settings = open_source(path)
+    with source:
+        checkpoint = registry.read(source, settings.values if settings else None)
+        files = sorted(f for f in path.glob("*.safetensors")) if path.is_dir() else [path]
+        key = packed.source_key([*files, path / "config.json"] if path.is_dir() else files, dtype)
+        cache = config.cache_dir()
+        tokenizer, weights = _both(
+            lambda: read_tokenizer(path, source),
+            lambda: load_weights(checkpoint, source, dtype, backend, cache, key, progress),
+        )
+    network = Network(checkpoint.spec, weights, backend, kv_dtype)
+    generation = settings.generation if settings else {}
+    facts = _facts(checkpoint.spec.vocab_size, tokenizer, settings)
+    return Opened(path, network, tokenizer, facts, generation, costs.stored_bytes(checkpoint.weights),
+                  checkpoint.warnings)
+
+
+def _both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run both, the second in a thread: reading weights leaves the interpreter free to build the tokenizer."""
+    result: list[Any] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(second())
+        except BaseException as problem:
+            error.append(problem)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        one = first()
+    finally:
+        thread.join()
+    if error:
+        raise error[0]
+    return one, result[0]
+
+
+def _facts(rows: int, tokenizer: Tokenizer | None, settings: HfConfig | None) -> TokenFacts:
+    ends = [settings.eos_token_ids if settings else None, tokenizer.eos_token_ids if tokenizer else None]
+    size = min(rows, tokenizer.vocab_size) if tokenizer else rows
+    return TokenFacts(
+        vocab_size=size,
+        end_ids=union_of_end_ids(*ends, vocab_size=size),
+        special_ids=tokenizer.special_ids if tokenizer else frozenset(),
+        unk_id=tokenizer.unk_token_id if tokenizer else None,
+        pad_id=tokenizer.pad_token_id if tokenizer else None,
+    )

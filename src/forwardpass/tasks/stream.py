@@ -1,0 +1,52 @@
+"""An answer that arrives piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from forwardpass.contracts import Completion, Piece
+from forwardpass.engine import Engine, Request
+
+
+class Stream(Iterator[Piece]):
+    """Iterate to receive pieces; their texts concatenate to `completion.text`.
+
+    Closing it, leaving a `with` block or dropping the last reference cancels what is still running and frees its cache
+    blocks. `completion` is the answer so far, the whole one once the iteration has ended.
+    """
+
+    def __init__(self, engine: Engine, request: Request, after: Callable[[Completion], Completion] = lambda one: one):
+        self._engine = engine
+        self._request = request
+        self._after = after
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Piece:
+        request = self._request
+        while not request.pieces:
+            if request.done:
+                if request.error is not None:
+                    raise request.error
+                raise StopIteration
+            self._engine.advance(request)
+        return request.pieces.popleft()[1]
+
+    @property
+    def completion(self) -> Completion:
+        return self._after(self._request.completions()[0])
+
+    def close(self) -> None:
+        self._engine.cancel(self._request)
+        self._request.pieces.clear()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_request"):
+            self.close()

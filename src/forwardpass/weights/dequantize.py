@@ -1,0 +1,96 @@
+"""Stored tensors as float32, in numpy: the definition that the kernels' packing is tested against.
+
+Formats as in ggml's ggml-common.h. A block holds 32 values of one row: a half-precision scale d, for the "_1"
+formats a half-precision minimum m, for the 5-bit formats 32 high bits, then the low bits. Byte j of the 4-bit part
+holds value j (low half) and value j + 16 (high half).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.weights.source import BLOCKS, stored_bytes
+
+
+def dequantize(type: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """raw: uint8 [nbytes] of a tensor stored as `type` ("F32", "Q4_1", ...) -> float32 [shape], newly allocated.
+
+    Raises UnsupportedModelError for another type and ModelFileError when the bytes don't fit the shape.
+    """
+    if type not in BLOCKS:
+        raise UnsupportedModelError(f"tensor type {type!r} can't be dequantised; supported: {', '.join(BLOCKS)}")
+    values, size = BLOCKS[type]
+    if values > 1 and (not shape or shape[-1] % values):
+        raise ModelFileError(f"{type}: expected rows of a multiple of {values} values, found shape {shape}")
+    expected = stored_bytes(type, shape)
+    if raw.dtype != np.uint8 or raw.ndim != 1 or raw.size != expected:
+        raise ModelFileError(
+            f"{type} tensor of shape {shape}: expected uint8 [{expected}], found {raw.dtype} {list(raw.shape)}"
+        )
+    # A scale of a damaged block may be infinite or NaN; the result then is too, and that needs no warning.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _READERS[type](raw.reshape(-1, size)).reshape(shape)
+
+
+def _halves(blocks: np.ndarray, start: int) -> np.ndarray:
+    """The half-precision number at one byte offset of every block -> float32 [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(blocks: np.ndarray, start: int) -> np.ndarray:
+    """16 bytes of every block -> uint8 [blocks, 32], low halves first."""
+    packed = blocks[:, start : start + 16]
+    return np.concatenate([packed & 15, packed >> 4], axis=1)
+
+
+def _fives(blocks: np.ndarray, start: int) -> np.ndarray:
+    """4 bytes of high bits, then 16 of nibbles -> uint8 [blocks, 32]. Bit j of the high bits belongs to value j."""
+    high = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little")
+    return _nibbles(blocks, start + 4) | (high << 4)
+
+
+def _f32(blocks: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(blocks).view("<f4").astype(np.float32)
+
+
+def _f16(blocks: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
+
+
+def _bf16(blocks: np.ndarray) -> np.ndarray:
+    return (np.ascontiguousarray(blocks).view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    return _halves(blocks, 0) * (_nibbles(blocks, 2).astype(np.float32) - np.float32(8))
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    return _halves(blocks, 0) * _nibbles(blocks, 4).astype(np.float32) + _halves(blocks, 2)
+
+
+def _q5_0(blocks: np.ndarray) -> np.ndarray:
+    return _halves(blocks, 0) * (_fives(blocks, 2).astype(np.float32) - np.float32(16))
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    return _halves(blocks, 0) * _fives(blocks, 4).astype(np.float32) + _halves(blocks, 2)
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    return blocks[:, 2:].view(np.int8).astype(np.float32) * _halves(blocks, 0)
+
+
+_READERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+}

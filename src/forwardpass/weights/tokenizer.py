@@ -1,0 +1,309 @@
+"""A vocabulary and everything the model files say about it, around a `tokenizers` object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, processors
+
+from ..errors import ModelFileError, ParameterError
+from .pretokenizers import pretokenizer
+
+_SPACE = "\u2581"
+"""SentencePiece's visible space."""
+
+
+@dataclass(frozen=True)
+class VocabularyFacts:
+    """What the model files say beside the vocabulary itself. Ids are None where the files name none.
+
+    eos_token_ids: every token that the tokenizer's own files call an end of text or of a turn
+    variables:     strings a chat template may use (bos_token, eos_token, ...)
+    vocab_size:    rows of the vocabulary, holes included
+    """
+
+    vocab_size: int
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    unk_token_id: int | None = None
+    pad_token_id: int | None = None
+    chat_template: str | None = None
+    model_max_length: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BytePairs:
+    """A byte-level vocabulary as a GGUF file stores it: the fastest form to build a tokenizer from.
+
+    added: id -> whether the token is special; all of them are found in text before words are cut.
+    """
+
+    tokens: list[str]
+    merges: list[str]
+    pre: str
+    added: Mapping[int, bool]
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    def build(self) -> Backend:
+        cut = pretokenizer(self.pre)
+        vocab = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        # One split for all merges; a token never holds a space, since the byte alphabet writes it as "Ġ".
+        halves = " ".join(self.merges).split(" ") if self.merges else []
+        if len(halves) != 2 * len(self.merges):
+            bad = next(merge for merge in self.merges if merge.count(" ") != 1)
+            raise ModelFileError(f"tokenizer.ggml.merges: expected two tokens and one space in each merge, found {bad!r}.")
+        try:
+            model = models.BPE(
+                vocab=vocab, merges=list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=cut.ignore_merges
+            )
+        except Exception as error:
+            raise ModelFileError(f"the vocabulary and its merges contradict each other: {error}") from error
+        backend = Backend(model)
+        if (normalizer := cut.normalizer()) is not None:
+            backend.normalizer = normalizer
+        backend.pre_tokenizer = cut.pieces()
+        backend.decoder = decoders.ByteLevel()
+        add_tokens(
+            backend,
+            [AddedToken(self.tokens[i], special=special, normalized=False) for i, special in sorted(self.added.items())],
+        )
+        set_wrapping(backend, [self.tokens[i] for i in self.prefix], [self.tokens[i] for i in self.suffix])
+        return backend
+
+
+class Tokenizer:
+    """Text to ids and back. Safe to use from several threads.
+
+    `backend` is the `tokenizers.Tokenizer` beneath. `special_ids` are the tokens that mark structure and are not text.
+    `prefix_ids` and `suffix_ids` are what `add_special_tokens=True` puts around a text, so `add_bos` is
+    `bos_token_id in prefix_ids`.
+    """
+
+    def __init__(self, backend: Backend, facts: VocabularyFacts, source: BytePairs | None = None) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.facts = facts
+        self._source = source
+        self.vocab_size = facts.vocab_size
+        self.bos_token_id = facts.bos_token_id
+        self.eos_token_ids = facts.eos_token_ids
+        self.eos_token_id = facts.eos_token_ids[0] if facts.eos_token_ids else None
+        self.unk_token_id = facts.unk_token_id
+        self.pad_token_id = facts.pad_token_id
+        self.chat_template = facts.chat_template
+        self.model_max_length = facts.model_max_length
+        self.template_variables = dict(facts.variables)
+        self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self._cut_decoder()
+        self._bytes: dict[int, bytes] = {}
+
+    # -- text to ids
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        """Ids of `text`.
+
+        add_special_tokens: put the model's own tokens around it (BOS, [CLS] ...); a text that already begins with BOS
+            gets no second one.
+        parse_special: special tokens written out in the text become those tokens; False encodes them as plain text.
+        """
+        backend = self.backend if parse_special else self.plain_backend
+        ids = _encode(backend, text, add_special_tokens).ids
+        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id and self.add_bos:
+            del ids[0]
+        return ids
+
+    def special_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """(start, end, id) of every special token written out in `text`, in order; counted in characters."""
+        encoding = _encode(self.backend, text, False)
+        special = self.special_ids
+        return [(*span, i) for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i in special]
+
+    @cached_property
+    def plain_backend(self) -> Backend:
+        """The same vocabulary, deaf to special tokens. It shares the model, so it costs next to nothing."""
+        plain = Backend(self.backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if (value := getattr(self.backend, part)) is not None:
+                setattr(plain, part, value)
+        add_tokens(plain, [token for _, token in sorted(self._added.items())])
+        plain.encode_special_tokens = True
+        return plain
+
+    @cached_property
+    def _wrapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        encoding = self.backend.encode("a", add_special_tokens=True)
+        mask = encoding.special_tokens_mask
+        opening = next((i for i, special in enumerate(mask) if not special), len(mask))
+        closing = next((i for i, special in enumerate(reversed(mask)) if not special), 0)
+        return tuple(encoding.ids[:opening]), tuple(encoding.ids[len(mask) - closing :])
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        return self._wrapping[0]
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        return self._wrapping[1]
+
+    @property
+    def add_bos(self) -> bool:
+        return self.bos_token_id is not None and self.bos_token_id in self.prefix_ids
+
+    @property
+    def add_eos(self) -> bool:
+        return any(i in self.eos_token_ids for i in self.suffix_ids)
+
+    # -- ids to text
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`. Bytes that are no UTF-8 become U+FFFD; ids the vocabulary does not know are nothing."""
+        ids = [int(i) for i in ids]
+        if not self.decodes_bytes:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if skip_special_tokens:
+            ids = [i for i in ids if i not in self.special_ids]
+        parts = [self.token_bytes(i) for i in ids]
+        if parts and self.drops_first_space == "token":
+            parts[0] = parts[0].replace(b" ", b"")
+        text = b"".join(parts).decode("utf-8", "replace")
+        return text[1:] if self.drops_first_space == "text" and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; b"" for an id outside the vocabulary. Only where `decodes_bytes`."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._make_bytes(token_id)
+        return found
+
+    def _make_bytes(self, token_id: int) -> bytes:
+        if (added := self._added.get(token_id)) is not None:
+            return added.content.encode()
+        token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes([_BYTE_OF[char] for char in token])
+            except KeyError:
+                return token.encode()
+        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(_SPACE, " ").encode()
+
+    def _cut_decoder(self) -> None:
+        """Find out whether each token stands for fixed bytes, as it does for every generating family."""
+        decoder = self.backend.decoder
+        parts = [] if decoder is None else _flat(json.loads(decoder.__getstate__()))
+        kinds = [part["type"] for part in parts]
+        self._byte_level = kinds == ["ByteLevel"]
+        self._byte_fallback = "ByteFallback" in kinds
+        self.drops_first_space = ""
+        known = self._byte_level
+        if kinds == ["Metaspace"] and parts[0].get("replacement") == _SPACE:
+            known = True
+            if parts[0].get("prepend_scheme", "always") != "never":
+                self.drops_first_space = "token"
+        elif kinds[:1] == ["Replace"] and set(kinds[1:]) <= {"ByteFallback", "Fuse", "Strip"}:
+            strips = [part for part in parts if part["type"] == "Strip"]
+            known = parts[0].get("pattern") == {"String": _SPACE} and parts[0].get("content") == " "
+            known = known and all((p["content"], p["start"], p["stop"]) == (" ", 1, 0) for p in strips) and len(strips) < 2
+            self.drops_first_space = "text" if strips else ""
+        self.decodes_bytes = known
+
+    # -- tokens
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self.backend.id_to_token(int(token_id)) if 0 <= token_id < 2**32 else None
+
+    # -- the form a packed model keeps
+
+    def to_json(self) -> str:
+        """Everything needed to build this tokenizer again, faster than from the model's files."""
+        facts = {**vars(self.facts), "variables": dict(self.facts.variables)}
+        if self._source is None:
+            return json.dumps({"facts": facts}) + "\n" + self.backend.to_str()
+        source = {**vars(self._source), "added": list(self._source.added.items())}
+        return json.dumps({"facts": facts, "pairs": True}) + "\n" + json.dumps(source, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """The tokenizer that `to_json` wrote. Raises ModelFileError for anything else."""
+        try:
+            head, body = text.split("\n", 1)
+            header = json.loads(head)
+            facts = header["facts"]
+            facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
+            if not header.get("pairs"):
+                return cls(backend_from_json(body), VocabularyFacts(**facts))
+            source = json.loads(body)
+            source.update(added=dict(source["added"]), prefix=tuple(source["prefix"]), suffix=tuple(source["suffix"]))
+            pairs = BytePairs(**source)
+            return cls(pairs.build(), VocabularyFacts(**facts), pairs)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ModelFileError(f"the stored tokenizer is damaged ({error}); delete the packed file.") from error
+
+
+def backend_from_json(text: str) -> Backend:
+    """A `tokenizers` object from the text of a tokenizer.json. Raises ModelFileError."""
+    try:
+        return Backend.from_str(text)
+    except BaseException as error:
+        # The library panics on some damaged files, and a panic is not an Exception.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ModelFileError(f"tokenizer.json is not a tokenizer this library can read: {error}") from error
+        raise
+
+
+def set_wrapping(backend: Backend, prefix: list[str], suffix: list[str]) -> None:
+    """Make `add_special_tokens` put these tokens before and after a text."""
+    names = [*prefix, *suffix]
+    if names:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*prefix, "$A", *suffix], special_tokens=[(name, backend.token_to_id(name)) for name in set(names)]
+        )
+
+
+def _encode(backend: Backend, text: str, add_special_tokens: bool):
+    try:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    except (TypeError, UnicodeEncodeError) as error:
+        if not isinstance(text, str):
+            raise ParameterError(f"expected text (str), found {type(text).__name__}.") from error
+        raise ParameterError(f"the text is not valid Unicode (it holds a lone surrogate): {error}") from error
+
+
+def add_tokens(backend: Backend, tokens: list[AddedToken]) -> None:
+    """In the order given, since the library numbers tokens that the model lacks one after the other."""
+    run: list[AddedToken] = []
+    for token in [*tokens, None]:
+        if run and (token is None or token.special != run[-1].special):
+            (backend.add_special_tokens if run[-1].special else backend.add_tokens)(run)
+            run = []
+        if token is not None:
+            run.append(token)
+
+
+def _flat(decoder: dict) -> list[dict]:
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [part for inner in decoder["decoders"] for part in _flat(inner)]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable alphabet: printable Latin-1 stands for itself, the other 68 bytes take 256, 257, ..."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()

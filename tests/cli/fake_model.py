@@ -1,0 +1,103 @@
+"""A stand-in for a loaded model, so that the command line is tested without one.
+
+It answers with the words of WORDS; a prompt may ask for special behaviour: "error", "bug", "interrupt", "hang".
+"""
+
+from types import SimpleNamespace
+
+from forwardpass.errors import ParameterError
+
+WORDS = ["Light", " is", " scattered", ".\n", "Caf\u00e9 \u732b\x1b[31m"]
+
+
+class FakeStream:
+    """Pieces of an answer; afterwards `completion` holds the whole."""
+
+    def __init__(self, text: str, words: list[str], wait=None):
+        self.text, self.words, self.wait = text, words, wait
+        self.closed = False
+        self.completion = None
+        self._pieces = self._run()
+
+    def _run(self):
+        for number, word in enumerate(self.words):
+            if number == 1 and "interrupt" in self.text:
+                raise KeyboardInterrupt
+            if number == 1 and "hang" in self.text:
+                self.wait()
+            yield SimpleNamespace(text=word, token_id=number, logprob=None)
+        self.completion = completion(self.text, self.words)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._pieces)
+
+    def close(self):
+        self.closed = True
+        self._pieces.close()
+
+
+def completion(text: str, words: list[str]) -> SimpleNamespace:
+    return SimpleNamespace(
+        text="".join(words),
+        token_ids=list(range(len(words))),
+        prompt_token_ids=list(text.encode()),
+        finish_reason="stop",
+        logprobs=None,
+        timings={"decode": 0.25},
+    )
+
+
+class FakeReport:
+    def __init__(self, done):
+        self.completion = done
+
+    def to_dict(self):
+        return {"bottleneck": "memory"}
+
+    def __str__(self):
+        return "decode 0.25 s, bound by memory"
+
+
+class FakeModel:
+    def __init__(self, path, wait=None, **options):
+        self.path, self.options, self.wait = path, options, wait
+        self.calls, self.streams, self.closed = [], [], False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+    def _begin(self, kind, request, params):
+        request = request if isinstance(request, str) else [dict(message) for message in request]
+        self.calls.append((kind, request, params))
+        text = request if isinstance(request, str) else request[-1]["content"]
+        if "error" in text:
+            raise ParameterError("temperature must be in [0, 100],\ngot \x1b[31mnan")
+        if "bug" in text:
+            raise IndexError("list index out of range")
+        return text
+
+    def stream(self, prompt, **params):
+        stream = FakeStream(self._begin("stream", prompt, params), WORDS, self.wait)
+        self.streams.append(stream)
+        return stream
+
+    def generate(self, prompt, **params):
+        done = completion(self._begin("generate", prompt, params), WORDS)
+        count = params.get("num_return_sequences", 1)
+        return done if count == 1 else [done] * count
+
+    def chat(self, messages, stream=False, **params):
+        text = self._begin("chat", messages, params)
+        if not stream:
+            return completion(text, WORDS)
+        self.streams.append(FakeStream(text, WORDS, self.wait))
+        return self.streams[-1]
+
+    def explain(self, request, **params):
+        return FakeReport(completion(self._begin("explain", request, params), WORDS))

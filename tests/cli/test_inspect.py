@@ -1,0 +1,111 @@
+"""`forwardpass inspect` on tiny files, some of them hostile."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+
+from forwardpass.cli import main
+
+HIDDEN, HEADS, INNER, VOCAB, CONTEXT = 32, 4, 64, 64, 128
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}\x1b[2J"
+
+
+def write_gguf(path, architecture="llama", **metadata):
+    """A random two-layer model with byte-like tokens."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(2)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(VOCAB)
+    tokens = [chr(ord("!") + i) for i in range(VOCAB - 2)] + ["<s\x1b[31m>", "</s>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (VOCAB - 2) + [3, 3])
+    writer.add_token_merges(["! !"] if "!!" in tokens else [])
+    writer.add_bos_token_id(VOCAB - 2)
+    writer.add_eos_token_id(VOCAB - 1)
+    writer.add_chat_template(TEMPLATE)
+    for key, value in metadata.items():
+        writer.add_string(f"general.{key}", value)
+    rng = np.random.default_rng(1)
+
+    def add(name, *shape):
+        writer.add_tensor(name, rng.standard_normal(shape, dtype=np.float32))
+
+    add("token_embd.weight", VOCAB, HIDDEN)
+    add("output_norm.weight", HIDDEN)
+    for i in range(2):
+        add(f"blk.{i}.attn_norm.weight", HIDDEN)
+        add(f"blk.{i}.attn_q.weight", HIDDEN, HIDDEN)
+        add(f"blk.{i}.attn_k.weight", HIDDEN // 2, HIDDEN)
+        add(f"blk.{i}.attn_v.weight", HIDDEN // 2, HIDDEN)
+        add(f"blk.{i}.attn_output.weight", HIDDEN, HIDDEN)
+        add(f"blk.{i}.ffn_norm.weight", HIDDEN)
+        add(f"blk.{i}.ffn_gate.weight", INNER, HIDDEN)
+        add(f"blk.{i}.ffn_up.weight", INNER, HIDDEN)
+        add(f"blk.{i}.ffn_down.weight", HIDDEN, INNER)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def test_json_tells_spec_tensors_memory_tokenizer_and_template(tmp_path, capsys):
+    path = write_gguf(tmp_path / "m.gguf")
+    assert main(["inspect", path, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    # Embedding; per layer q, out: 32x32, k, v: 16x32, gate, up, down: 64x32, two norms; the final norm.
+    parameters = VOCAB * HIDDEN + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32) + 32
+    assert facts["spec"]["family"] == "llama" and facts["spec"]["hidden_size"] == HIDDEN
+    assert len(facts["spec"]["layers"]) == 2
+    assert facts["memory"]["parameters"] == parameters
+    assert facts["memory"]["weights_bytes"] == 4 * parameters
+    # Keys and values, two layers, two heads of eight float32.
+    assert facts["memory"]["kv_bytes_per_position"]["float32"] == 2 * 2 * 2 * 8 * 4
+    assert facts["memory"]["kv_bytes_full_context"]["float32"] == 256 * CONTEXT
+    assert facts["types"] == {"F32": {"tensors": 20, "nbytes": 4 * parameters}}
+    assert {"name": "blk.0.attn_k.weight", "shape": [16, 32], "type": "F32", "nbytes": 2048} in facts["tensors"]
+    assert facts["tokenizer"]["vocab_size"] == VOCAB
+    assert facts["tokenizer"]["bos_token_id"] == VOCAB - 2 and facts["tokenizer"]["eos_token_ids"] == [VOCAB - 1]
+    assert facts["chat_template"] == TEMPLATE
+    assert facts["unsupported"] == []
+
+
+def test_text_escapes_what_would_steer_a_terminal(tmp_path, capsys):
+    path = write_gguf(tmp_path / "m.gguf", name="evil\x1b[2J\u202e\nrow")
+    assert main(["inspect", path, "--tensors"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\u202e" not in out
+    assert "evil\\x1b[2J\\u202e\\nrow" in out and "<s\\x1b[31m>" in out
+    assert "layers" in out and "0-1: 4 heads, 2 for keys and values, of 8; rotary over 8; gated MLP of 64" in out
+    assert "blk.1.ffn_down.weight" in out and "32 x 64" in out
+    assert "tied to the embedding" in out
+
+
+def test_an_unknown_architecture_is_still_described(tmp_path, capsys):
+    path = write_gguf(tmp_path / "m.gguf", architecture="strange")
+    assert main(["inspect", path]) == 0
+    out = capsys.readouterr().out
+    assert "unsupported" in out and "strange" in out and "llama" in out
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model"])
+def test_corrupt_files(tmp_path, content, capsys):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    assert main(["inspect", str(path)]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_folder_without_a_config(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "config.json" in capsys.readouterr().err

@@ -1,0 +1,247 @@
+"""Spellings of HF configs and GGUF metadata, and everything that must stop with a named error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forwardpass.errors import ForwardpassError, ModelFileError, UnsupportedModelError
+from forwardpass.models import registry
+from forwardpass.models.fields import Fields
+from forwardpass.models.hf_config import dtype_of, read_config
+from forwardpass.weights.source import TensorInfo
+
+LLAMA4 = {  # as transformers 4 wrote it
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "rope_scaling": None,
+    "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "attention_bias": False,
+    "pretraining_tp": 1, "use_cache": True, "rope_interleaved": False, "transformers_version": "4.42.3",
+}
+QWEN4 = LLAMA4 | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 32,
+                  "use_sliding_window": False, "max_window_layers": 2}
+GPT4 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 64, "n_embd": 48, "n_layer": 2,
+        "n_head": 4, "n_positions": 128, "n_ctx": 128, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+BASES = {"llama": LLAMA4, "qwen2": QWEN4, "gpt2": GPT4}
+
+
+def without(config, *names):
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def test_spellings_of_4_and_5_are_one_spec():
+    five = without(LLAMA4, "rope_theta", "rope_scaling", "torch_dtype") | {
+        "dtype": "bfloat16", "head_dim": 12, "rope_parameters": {"rope_theta": 50000.0, "rope_type": "default"}}
+    assert registry.spec_from_config(LLAMA4) == registry.spec_from_config(five)
+    assert dtype_of(Fields(LLAMA4, "c")) == dtype_of(Fields(five, "c")) == "bfloat16"
+    assert dtype_of(Fields({"torch_dtype": "torch.float16"}, "c")) == "float16"
+    old = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    renamed = {old.get(name, name): value for name, value in GPT4.items()}
+    assert registry.spec_from_config(GPT4) == registry.spec_from_config(renamed)
+
+
+def test_defaults_are_those_of_transformers():
+    spec = registry.spec_from_config(without(LLAMA4, "num_key_value_heads", "rope_theta", "rms_norm_eps",
+                                             "tie_word_embeddings", "max_position_embeddings", "hidden_act"))
+    layer = spec.layers[0]
+    assert layer.attention.num_kv_heads == 4 and layer.mlp.activation == "silu" and not spec.tied
+    assert spec.max_position_embeddings == 2048 and spec.final_norm.eps == np.float32(1e-6)
+    assert np.isclose(layer.attention.rotary.inv_freq[1], 1e4 ** (-2 / 12))
+    spec = registry.spec_from_config(without(GPT4, "n_positions", "activation_function", "layer_norm_epsilon"))
+    assert spec.learned_positions == 1024 and spec.tied and spec.layers[0].mlp.intermediate_size == 4 * 48
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("llama", {"rope_scaling": {"rope_type": "default"}}), ("llama", {"rope_scaling": {}}),
+    ("llama", {"quantization_config": None}), ("llama", {"architectures": None}), ("llama", {"sliding_window": None}),
+    ("llama", {"sliding_window": 128}), ("llama", {"partial_rotary_factor": 1.0}), ("llama", {"num_experts": 0}),
+    ("llama", {"rope_parameters": {"type": "default", "rope_theta": 50000}}),
+    ("qwen2", {"use_sliding_window": True}),  # max_window_layers covers every layer
+    ("qwen2", {"layer_types": ["full_attention"] * 2, "sliding_window": None}),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 500}),
+    ("gpt2", {"activation_function": "gelu_pytorch_tanh"}), ("gpt2", {"n_inner": None}),
+])
+def test_settings_without_effect(name, changes):
+    assert registry.spec_from_config(BASES[name] | changes).family == name
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), [
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "yarn"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "factor": 8.0}}, "factor"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("llama", {"hidden_act": "xielu"}, "xielu"),
+    ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    ("llama", {"num_local_experts": 8}, "mixture of experts"),
+    ("llama", {"sliding_window": 32}, "sliding"),
+    ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ("llama", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "Python code"),
+    ("llama", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "sliding"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
+    ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+    ("qwen2", {"use_mrope": True}, "use_mrope"),
+    ("gpt2", {"add_cross_attention": True}, "cross-attention"),
+    ("gpt2", {"activation_function": "relu6"}, "relu6"),
+])
+def test_what_is_not_implemented_is_named(name, changes, said):
+    with pytest.raises(UnsupportedModelError, match="not implemented") as error:
+        registry.spec_from_config(BASES[name] | changes)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), [
+    ("llama", {"num_attention_heads": 5}, "num_attention_heads"),
+    ("llama", {"num_key_value_heads": 3}, "key-value heads"),
+    ("llama", {"num_key_value_heads": 0}, "num_key_value_heads"),
+    ("llama", {"head_dim": 13}, "even"), ("llama", {"head_dim": 0}, "head_dim"),
+    ("llama", {"head_dim": -2}, "head_dim"),
+    ("llama", {"hidden_size": 48.0}, "hidden_size"), ("llama", {"hidden_size": "48"}, "hidden_size"),
+    ("llama", {"hidden_size": True}, "hidden_size"), ("llama", {"vocab_size": 2**60}, "vocab_size"),
+    ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
+    ("llama", {"num_hidden_layers": 10**6000}, "num_hidden_layers"),
+    ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps"), ("llama", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("llama", {"rope_theta": float("inf")}, "rope_theta"), ("llama", {"rope_theta": 0}, "rope_theta"),
+    ("llama", {"rope_parameters": {"rope_theta": 10000.0}}, "rope_theta"),  # 4.x spelling says 50000
+    ("llama", {"rope_parameters": [1]}, "rope_parameters"),
+    ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
+    ("llama", {"architectures": "LlamaForCausalLM"}, "architectures"), ("llama", {"model_type": 3}, "model_type"),
+    ("llama", {"intermediate_size": None}, "intermediate_size"), ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"), ("qwen2", {"layer_types": 3}, "layer_types"),
+    ("gpt2", {"n_head": 7}, "n_head"), ("gpt2", {"hidden_size": 64}, "n_embd"),
+    ("gpt2", {"n_positions": 2**40}, "n_pos"),
+])
+def test_contradictions(name, changes, said):
+    with pytest.raises(ModelFileError) as error:
+        registry.spec_from_config(BASES[name] | changes)
+    assert said in str(error.value) and "expected" in str(error.value) and len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("text", [
+    b"", b"{", b"[]", b"3", b"\xff\xfe\x00", b'{"model_type": ' + b"9" * 5000 + b"}", b"[" * 200_000, b"{} x",
+    b'{"model_type": "llama", "eos_token_id": -1}', b'{"model_type": "llama", "eos_token_id": [1, "2"]}',
+    b'{"model_type": "llama", "eos_token_id": true}', b'{"hidden_size": 3}', b'{"model_type": null}',
+])
+def test_broken_config_files(text, tmp_path):
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ModelFileError):
+        read_config(tmp_path)
+
+
+def test_missing_config_and_strange_places(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere", "bad\0name"):
+        with pytest.raises(ModelFileError):
+            read_config(path)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ModelFileError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_unknown_dtype_is_named():
+    with pytest.raises(UnsupportedModelError, match="float8_e4m3fn"):
+        dtype_of(Fields({"torch_dtype": "float8_e4m3fn"}, "config.json"))
+
+
+def gguf(**changes):
+    """Metadata of a tiny llama; names in `changes` have "__" for "."; None removes."""
+    base = {"general.architecture": "llama", "llama.block_count": 2, "llama.context_length": 128,
+            "llama.embedding_length": 48, "llama.feed_forward_length": 80, "llama.attention.head_count": 4,
+            "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": float(np.float32(1e-5)),
+            "llama.rope.freq_base": 50000.0, "llama.rope.dimension_count": 12, "llama.vocab_size": 64}
+    base |= {name.replace("__", "."): value for name, value in changes.items()}
+    return {name: value for name, value in base.items() if value is not None}
+
+
+def test_gguf_metadata_equals_config():
+    assert registry.spec_from_gguf(gguf(), {}) == registry.spec_from_config(LLAMA4)
+
+
+def test_gguf_defaults():
+    spec = registry.spec_from_gguf(gguf(llama__attention__head_count_kv=None, llama__rope__dimension_count=None,
+                                        llama__rope__freq_base=None, llama__vocab_size=None),
+                                   {"token_embd.weight": TensorInfo("token_embd.weight", (70, 48), "F32", 70 * 48 * 4)})
+    assert spec.vocab_size == 70 and spec.layers[0].attention.num_kv_heads == 4
+    lists = gguf(llama__attention__head_count_kv=[2, 2], llama__feed_forward_length=np.array([80, 80]))
+    assert registry.spec_from_gguf(lists, {}) == registry.spec_from_gguf(gguf(), {})
+    neutral = gguf(llama__rope__scaling__type="none", llama__rope__scaling__factor=1.0, llama__expert_count=0)
+    assert registry.spec_from_gguf(neutral, {}) == registry.spec_from_gguf(gguf(), {})
+    assert not registry.spec_from_gguf(gguf(), {"output.weight": None}).tied
+
+
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("llama.rope.scaling.type", "yarn", "rotary scaling"), ("llama.rope.scaling.factor", 4.0, "rotary scaling"),
+    ("llama.rope.dimension_count", 6, "part of each head"), ("llama.attention.sliding_window", 64, "window"),
+    ("llama.expert_count", 8, "experts"), ("llama.attention.value_length", 16, "value width"),
+    ("llama.attention.head_count_kv", [2, 4], "layer to layer"), ("llama.logit_scale", 0.5, "scaled logits"),
+    ("llama.something.new", 1, "this setting"), ("split.count", 3, "several parts"),
+])
+def test_gguf_what_is_not_implemented_is_named(key, value, said):
+    with pytest.raises(UnsupportedModelError, match="not implemented") as error:
+        registry.spec_from_gguf(gguf() | {key: value}, {})
+    assert said in str(error.value) and key in str(error.value)
+
+
+def test_gguf_frequency_factors_are_named():
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight"):
+        registry.spec_from_gguf(gguf(), {"rope_freqs.weight": None})
+
+
+@pytest.mark.parametrize("changes", [
+    {"llama__block_count": 2**40}, {"llama__block_count": None}, {"llama__attention__head_count": 0},
+    {"llama__attention__head_count": 7}, {"llama__attention__key_length": 13, "llama__rope__dimension_count": 13},
+    {"llama__vocab_size": None}, {"llama__vocab_size": 5, "tokenizer__ggml__tokens": ["x"] * 6},
+    {"llama__attention__layer_norm_rms_epsilon": float("nan")}, {"llama__context_length": 4.5},
+    {"llama__attention__head_count_kv": []}, {"tokenizer__ggml__tokens": 3}, {"general__architecture": 1},
+    {"llama__rope__freq_base": -1.0},
+])
+def test_gguf_contradictions(changes):
+    with pytest.raises(ModelFileError):
+        registry.spec_from_gguf(gguf(**changes), {})
+
+
+JUNK = [None, True, False, 0, 1, -1, 2, 3, 7, 48, 2**31, 2**63, 10**5000, 0.0, 0.5, 1.0, -1e308, float("nan"),
+        float("inf"), "", "silu", "default", "none", "llama", "x" * 1000, [], [1], [None], [2, 2], [2, 3],
+        ["full_attention"] * 2, ["sliding_attention"] * 2, {}, {"rope_type": "default"}, {"rope_theta": 1e4},
+        {"factor": 2},
+        {"x": {}}, {"type": 5}]
+
+
+def probe(read, base, keys, rng):
+    """One or two random changes: an error of ours, or a spec that passes its own check."""
+    values = dict(base)
+    for key in rng.choice(keys, size=rng.integers(1, 3), replace=False):
+        values[str(key)] = JUNK[rng.integers(len(JUNK))]
+    try:
+        return int(read(values).check() is not None)
+    except ForwardpassError as error:
+        assert len(str(error)) < 1000
+        return 0
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_fuzz_configs(name):
+    from forwardpass.models.hf_config import REFUSED
+
+    keys = sorted({*BASES[name], *REFUSED, "rope_parameters", "layer_types", "sliding_window", "head_dim", "mlp_bias",
+                   "n_inner", "dtype", "auto_map", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"})
+    rng = np.random.default_rng(1)
+    passed = sum(probe(registry.spec_from_config, BASES[name], keys, rng) for _ in range(3000))
+    assert 300 < passed < 2700  # the fuzz reached both outcomes
+
+
+def test_fuzz_gguf_metadata():
+    from forwardpass.models.gguf_config import KNOWN, REFUSED
+
+    keys = sorted({*gguf(), *(f"llama.{key}" for key in KNOWN | REFUSED.keys()), "tokenizer.ggml.tokens",
+                   "split.count"})
+    rng = np.random.default_rng(2)
+    junk_arrays = [np.array([2, 2]), np.zeros((2, 2)), np.array([1.5]), np.array(["a"])]
+    JUNK.extend(junk_arrays)
+    try:
+        passed = sum(probe(lambda v: registry.spec_from_gguf(v, {}), gguf(), keys, rng) for _ in range(3000))
+    finally:
+        del JUNK[-len(junk_arrays):]
+    assert 300 < passed < 2700

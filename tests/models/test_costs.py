@@ -1,0 +1,89 @@
+"""Costs against the bytes of the real file, against counting by hand and against counting one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from forwardpass.models import costs, registry
+from forwardpass.models.costs import Cost
+
+
+@pytest.fixture(scope="module")
+def real(smollm2):
+    checkpoint = registry.read(smollm2)
+    return checkpoint.spec, costs.stored_bytes(checkpoint.weights), smollm2.tensors
+
+
+def test_smollm2_reads_its_whole_file_once(real):
+    spec, nbytes, tensors = real
+    assert sum(nbytes.values()) == sum(info.nbytes for info in tensors.values())
+    step = costs.stage_costs(spec, nbytes, [1], [0])
+    row = tensors["token_embd.weight"].nbytes // 49152
+    cache = costs.kv_position_bytes(spec, "bfloat16")
+    # the table is read as the head; as the embedding it gives one row
+    assert costs.total(step).read == sum(info.nbytes for info in tensors.values()) + row + cache
+    assert round(costs.total(step).read / 1e6, 1) == 96.6
+    assert round((costs.total(step).read - cache) / 1e6, 1) == 96.6
+    assert step["embed"]["embed"] == Cost(0, row)
+    assert step["project"]["head"] == Cost(2 * 49152 * 576, tensors["token_embd.weight"].nbytes)
+    for op, parts in {"qkv": ("attn_q.", "attn_k.", "attn_v."), "out": ("attn_output.",), "down": ("ffn_down.",),
+                      "gate_up": ("ffn_gate.", "ffn_up."), "norm": ("attn_norm.", "ffn_norm.", "output_norm.")}.items():
+        named = [info for name, info in tensors.items() if any(part in name for part in parts)]
+        assert step["decode"][op].read == sum(info.nbytes for info in named)
+    assert cache == 30 * 2 * 3 * 64 * 2
+    assert costs.parameters(spec) == 134_515_008  # as its makers state
+
+
+def test_weights_are_read_once_and_computed_for_each_row(real):
+    spec, nbytes, _ = real
+    one, many = costs.stage_costs(spec, nbytes, [1], [0]), costs.stage_costs(spec, nbytes, [4, 28], [0, 0], wanted=32)
+    for op in ("qkv", "out", "gate_up", "down", "norm"):
+        assert many["decode"][op].read == one["decode"][op].read
+        assert many["decode"][op].flops == 32 * one["decode"][op].flops
+    assert many["project"]["head"] == Cost(32 * one["project"]["head"].flops, one["project"]["head"].read)
+    assert many["embed"]["embed"].read == 32 * one["embed"]["embed"].read
+
+
+def test_only_wanted_rows_are_projected(real):
+    spec, nbytes, _ = real
+    assert costs.stage_costs(spec, nbytes, [512], [0], wanted=0)["project"]["head"] == Cost()
+    last = costs.stage_costs(spec, nbytes, [512, 3], [0, 9])["project"]["head"]
+    assert last.flops == 2 * 2 * 49152 * 576
+    assert costs.total(costs.stage_costs(spec, nbytes, [], [])) == Cost()
+    assert costs.total(costs.stage_costs(spec, nbytes, [0], [50])) == Cost()
+
+
+@pytest.mark.parametrize(("kv_dtype", "position"), [("float32", 256), ("bfloat16", 128), ("int8", 68)])
+def test_attention_by_hand(real, kv_dtype, position):
+    """Per head 64 elements of keys and 64 of values; 30 layers, 3 heads of keys, 9 of queries."""
+    spec, nbytes, _ = real
+    position *= 2 * 3 * 30
+    got = costs.stage_costs(spec, nbytes, [1, 3], [1024, 2], kv_dtype)["decode"]["attention"]
+    seen = 1025 + (3 + 4 + 5)
+    assert got == Cost(30 * 4 * 9 * 64 * seen, (1025 + 5) * position, 4 * position)
+    assert got.bytes == got.read + got.written
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 8])
+def test_keys_seen_counted_one_by_one(window):
+    for new in range(6):
+        for past in range(12):
+            each = [past + i + 1 if not window else min(past + i + 1, window) for i in range(new)]
+            assert costs._seen(new, past, window) == sum(each)
+
+
+def test_gpt2_counts_biases_and_positions(tiny):
+    made = tiny("gpt2")
+    nbytes = costs.stored_bytes(made.checkpoint.weights)
+    assert sum(nbytes.values()) == sum(info.nbytes for info in made.source.tensors.values())  # shares of fused tensors
+    step = costs.stage_costs(made.checkpoint.spec, nbytes, [1], [0])
+    assert step["embed"]["embed"] == Cost(48, 2 * 48 * 4)
+    assert step["decode"]["qkv"] == Cost(2 * (2 * 3 * 48 * 48 + 3 * 48), 2 * (3 * 48 * 48 + 3 * 48) * 4)
+    assert step["decode"]["norm"] == Cost(5 * 48 * 7, 5 * 2 * 48 * 4)
+    assert costs.parameters(made.checkpoint.spec) == sum(p.numel() for p in made.model.parameters())
+
+
+def test_stages_and_ops_are_complete(real):
+    spec, nbytes, _ = real
+    step = costs.stage_costs(spec, nbytes, [1], [0])
+    assert {stage: tuple(ops) for stage, ops in step.items()} == costs.STAGES
