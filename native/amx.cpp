@@ -10,9 +10,7 @@ namespace {
 #include "generic/math.inl"
 #include "generic/epilogue.inl"
 #include "amx_matmul.inl"
-#if __has_include("amx_attention.inl")
 #include "amx_attention.inl"
-#endif
 }  // namespace
 
 const fp::Kernels& fp::amx_kernels() {
@@ -20,11 +18,7 @@ const fp::Kernels& fp::amx_kernels() {
     Kernels t = avx512_kernels();
     t.name = "amx";
     t.matmul = matmul_amx;
-#if __has_include("amx_attention.inl")
-    t.attention = attention;
-    t.attention_scratch = attention_scratch;
-    t.attention_common = attention_common;
-#endif
+    t.attention = attention_amx;
     return t;
   }();
   return table;

@@ -3,6 +3,9 @@
 // A tiles hold queries [rows][32 dimensions] or p [rows][32 positions], B tiles are read from the cache as they lie
 // (INT8: made bfloat16 on the way). Tiles 0-3 are sums, 4 and 5 are A, 6 and 7 are B. Up to 16 rows the four sums are
 // four blocks of 16 positions or dimensions; above, two blocks for rows 0-15 (0, 1) and for the others (2, 3).
+#include "generic/attention_cache.inl"
+#include "generic/attention_core.inl"
+#include "generic/attention_schedule.inl"
 
 struct alignas(64) TileConfig {
   uint8_t palette, start_row, reserved[14];

@@ -111,8 +111,11 @@ nb::ndarray<nb::numpy, T> new_array(size_t size) {
 
 }  // namespace
 
+void bind_testing(nb::module_& parent);  // testing_bindings.cpp
+
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of forwardpass. Internal: use the package's own functions.";
+  nb::set_leak_warnings(false);  // a model still open when the interpreter exits is no leak
 
   m.def("isas", &fp::available_isas, "Instruction sets that work here, best first.");
   m.def("cpu_name", &fp::cpu_name);
@@ -149,6 +152,10 @@ NB_MODULE(_native, m) {
     fp::Source source = fp::source_type(type);
     require(int64_t(out.size()) == shape.bytes(), "packed memory has the wrong size");
     require(k % 32 == 0 || source <= fp::Source::BF16, "rows of a quantised tensor must be a multiple of 32");
+    require((shape.format != fp::Format::Q8 && shape.format != fp::Format::Q8M) || source > fp::Source::BF16,
+            "floats have no stored groups to keep");
+    require(shape.format != fp::Format::Q8 || (source != fp::Source::Q4_1 && source != fp::Source::Q5_1),
+            "this layout has no place for minima");
     require(int64_t(rows.size()) == n * fp::source_row_bytes(source, k), "source rows have the wrong size");
     if (order) {
       require(int64_t(order->size()) == n, "row order has the wrong length");
@@ -202,6 +209,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<PyProgram>(m, "Program")
       .def(nb::init<std::shared_ptr<fp::Pool>, const std::string&>(), "pool"_a, "isa"_a)
+      .def_prop_ro("isa", [](const PyProgram& self) { return self.program.isa(); }, "Name of the table it runs.")
       .def("buffer", [](PyProgram& self, int64_t width) {
         require(width > 0, "buffer width");
         return self.program.add_buffer(width);
@@ -373,6 +381,15 @@ NB_MODULE(_native, m) {
     fp::top_k(row.data(), int64_t(row.size()), k, out.data());
     return out;
   }, "The indices of the k greatest values, greatest first, lower index first among equals.");
+  m.def("softmax_weights", [](ConstFloats row) {
+    static const fp::Kernels& kernels = fp::kernels_for(fp::available_isas()[0]);  // all give the same bits
+    auto out = new_array<float>(row.size());
+    const int64_t n = int64_t(row.size());
+    nb::gil_scoped_release release;
+    fp::DenormalGuard guard;
+    kernels.exp_shifted(row.data(), fp::greatest(row.data(), n), out.data(), n);
+    return out;
+  }, "exp(row - max), float32.");
   m.def("log_sum_exp", [](ConstFloats row) { return fp::log_sum_exp(row.data(), int64_t(row.size())); });
 
   m.def("read_bandwidth", &fp::read_bandwidth, "pool"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
@@ -380,4 +397,6 @@ NB_MODULE(_native, m) {
   m.def("matrix_rate", &fp::matrix_rate, "pool"_a, "isa"_a, "integer"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(),
         "Operations a second of the best matrix instructions of an instruction set, registers only.");
+
+  bind_testing(m);
 }

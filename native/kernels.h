@@ -201,6 +201,8 @@ struct Kernels {
   // Bytes of team.scratch and team.common that attention needs for a batch whose longest context is `context`.
   int64_t (*attention_scratch)(const Attention& a, int64_t rows, int64_t context);
   int64_t (*attention_common)(const Attention& a, int64_t rows, int64_t context);
+  // out[i] = e^(in[i] - shift): softmax without its division.
+  void (*exp_shifted)(const float* in, float shift, float* out, int64_t n);
 };
 
 constexpr int64_t matmul_scratch(int64_t k) { return 4 * 16 * round_up(k, kBlockK) + 64 * 1024; }

@@ -17,6 +17,10 @@ namespace fp {
 namespace {
 
 using clock = std::chrono::steady_clock;
+double median(std::vector<double>& values) {
+  std::nth_element(values.begin(), values.begin() + long(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
 double since(clock::time_point start) { return std::chrono::duration<double>(clock::now() - start).count(); }
 
 uint64_t read_plain(const uint8_t* p, int64_t bytes) {
@@ -135,7 +139,7 @@ double read_bandwidth(Pool& pool, int64_t bytes, double seconds) {
 #endif
   std::atomic<uint64_t> sink{0};
   std::atomic<bool> stop{false};
-  double best = 0;
+  std::vector<double> rates;
   auto start = clock::now();
   pool.run([&](int tid) {
     const int64_t share = bytes / size;
@@ -145,14 +149,14 @@ double read_bandwidth(Pool& pool, int64_t bytes, double seconds) {
       sink += read(region.data() + share * tid, share);
       pool.barrier().wait();
       if (tid == 0) {
-        best = std::max(best, double(bytes) / since(begin));
+        rates.push_back(double(bytes) / since(begin));
         stop = since(start) > seconds;
       }
       pool.barrier().wait();
       if (stop) return;
     }
   });
-  return best;
+  return median(rates);
 }
 
 double matrix_rate(Pool& pool, const std::string& isa, bool integer, double seconds) {
@@ -172,14 +176,14 @@ double matrix_rate(Pool& pool, const std::string& isa, bool integer, double seco
                             : isa == "avx512" ? 12 * (integer ? 128.0 : 32.0)
                             : isa == "avx2" ? 8 * (integer ? 64.0 : 16.0) : 32.0;
   const int64_t rounds = isa == "amx" ? 2000 : 100000;
-  double best = 0;
+  std::vector<double> rates;
   auto start = clock::now();
   do {
     auto begin = clock::now();
     pool.run([&](int) { burn(rounds); });
-    best = std::max(best, operations * double(rounds) * pool.size() / since(begin));
+    rates.push_back(operations * double(rounds) * pool.size() / since(begin));
   } while (since(start) < seconds);
-  return best;
+  return median(rates);
 }
 
 }  // namespace fp

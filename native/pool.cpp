@@ -1,5 +1,9 @@
 #include "pool.h"
 
+#include <unistd.h>
+
+#include <stdexcept>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -33,11 +37,17 @@ void Barrier::wait() {
   while (phase_.load(std::memory_order_acquire) == phase) phase_.wait(phase, std::memory_order_acquire);
 }
 
-Pool::Pool(int size) : size_(size), barrier_(size) {
+bool Pool::forked() const { return size_ > 1 && getpid() != process_; }
+
+Pool::Pool(int size) : size_(size), process_(getpid()), barrier_(size) {
   for (int tid = 1; tid < size; ++tid) threads_.emplace_back([this, tid] { work(tid); });
 }
 
 Pool::~Pool() {
+  if (forked()) {  // nobody to wake and nobody to wait for
+    for (auto& thread : threads_) thread.detach();
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(sleep_);
     stop_ = true;
@@ -67,6 +77,9 @@ void Pool::work(int tid) {
 }
 
 void Pool::run(const std::function<void(int)>& job) {
+  if (forked())
+    throw std::runtime_error("this model was loaded before the process forked, and its threads stayed behind; load it "
+                             "again in the new process");
   std::lock_guard<std::mutex> one_job(running_);
   if (size_ > 1) {
     job_ = &job;

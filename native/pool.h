@@ -34,13 +34,16 @@ class Pool {
 
   int size() const { return size_; }
   // Runs job(tid) on every member, the caller being member 0, and returns when all are done. One job at a time.
+  // Throws std::runtime_error in a process forked after the pool was made: threads do not survive a fork.
   void run(const std::function<void(int)>& job);
   Barrier& barrier() { return barrier_; }
 
  private:
   void work(int tid);
+  bool forked() const;
 
   const int size_;
+  const int64_t process_;
   Barrier barrier_;
   std::mutex running_;
   std::mutex sleep_;

@@ -76,6 +76,7 @@ class Program {
   int add_buffer(int64_t width) { widths_.push_back(width); return int(widths_.size()) - 1; }
   void add(Op op) { ops_.push_back(std::move(op)); }
   const std::vector<Op>& ops() const { return ops_; }
+  const char* isa() const { return kernels_.name; }
   int64_t width(int buffer) const { return widths_.at(size_t(buffer)); }
 
   // Buffers that the caller owns for this run; the others live in the program. Call start() first.

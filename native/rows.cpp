@@ -10,6 +10,8 @@ namespace {
 // The greatest value of each stretch first: vectorised by the compiler, and nothing to branch on.
 constexpr int64_t kStretch = 256;
 
+}  // namespace
+
 float greatest(const float* row, int64_t n) {
   float lanes[16];
   std::fill(lanes, lanes + 16, -INFINITY);
@@ -20,8 +22,6 @@ float greatest(const float* row, int64_t n) {
   for (; i < n; ++i) most = row[i] > most ? row[i] : most;
   return most;
 }
-}  // namespace
-
 int64_t argmax(const float* row, int64_t n) {
   float most = -INFINITY;
   int64_t stretch = 0;

@@ -128,3 +128,11 @@ inline void add_row(float* out, const float* x, int64_t k) {
     vstore_n(out + i, vadd(vload_n(out + i, left), vload_n(x + i, left)), left);
   }
 }
+
+inline void exp_shifted_row(const float* in, float shift, float* out, int64_t n) {
+  const V by = vset(shift);
+  for (int64_t i = 0; i < n; i += 16) {
+    int left = int(n - i < 16 ? n - i : 16);
+    vstore_n(out + i, vexp(vsub(vload_n(in + i, left), by)), left);
+  }
+}

@@ -19,8 +19,8 @@ import sys, threading
 sys.path.insert(0, {here!r})
 import forwardpass
 def load(path, **options):
-    from fake_model import FakeModel
-    return FakeModel(path, wait=threading.Event().wait, **options)
+    import fake_model
+    return fake_model.load(path, wait=threading.Event().wait, **options)
 forwardpass.load = load
 from forwardpass.cli import main
 status = main(sys.argv[1:])
@@ -51,7 +51,7 @@ def models(monkeypatch):
     loaded = []
 
     def load(path, **options):
-        loaded.append(fake_model.FakeModel(path, **options))
+        loaded.append(fake_model.load(path, **options))
         return loaded[-1]
 
     monkeypatch.setattr(forwardpass, "load", load, raising=False)

@@ -1,8 +1,10 @@
-"""A stand-in for a loaded model, so that the command line is tested without one.
+"""A stand-in for a loaded model, so that the command line is tested without one. `load` is forwardpass.load's.
 
-It answers with the words of WORDS; a prompt may ask for special behaviour: "error", "bug", "interrupt", "hang".
+It answers with the words of WORDS; a prompt may ask for special behaviour: "error", "bug", "warn",
+"interrupt", "hang".
 """
 
+import warnings
 from types import SimpleNamespace
 
 from forwardpass.errors import ParameterError
@@ -61,6 +63,12 @@ class FakeReport:
         return "decode 0.25 s, bound by memory"
 
 
+def load(model, progress=None, **options):
+    from forwardpass import catalog
+
+    return FakeModel(catalog.resolve(model, progress), **options)
+
+
 class FakeModel:
     def __init__(self, path, wait=None, **options):
         self.path, self.options, self.wait = path, options, wait
@@ -78,6 +86,8 @@ class FakeModel:
         text = request if isinstance(request, str) else request[-1]["content"]
         if "error" in text:
             raise ParameterError("temperature must be in [0, 100],\ngot \x1b[31mnan")
+        if "warn" in text:
+            warnings.warn("the oldest turns\nwere dropped", stacklevel=1)
         if "bug" in text:
             raise IndexError("list index out of range")
         return text

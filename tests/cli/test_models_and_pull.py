@@ -7,7 +7,7 @@ import pytest
 
 from forwardpass import catalog
 from forwardpass.catalog import Entry, Wheel
-from forwardpass.cli import main
+from forwardpass.cli import main, progress
 
 CONTENT = b"model"
 
@@ -20,6 +20,11 @@ def entry(monkeypatch):
     return row
 
 
+@pytest.fixture(autouse=True)
+def progress_at_once(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BEFORE", 0.0)
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "given.gguf"
@@ -29,9 +34,9 @@ def file(tmp_path):
 
 def test_models(entry, file, capsys):
     assert main(["models"]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[0].split() == ["name", "what", "size", "licence", "source", "sha256", "fetched"]
-    assert "fp-test==1.0" in out and "5 B" in out and out.endswith("no\n")
+    assert capsys.readouterr().out == (
+        f"tiny: a test\n    5 B, MIT, fp-test==1.0, sha256 {entry.sha256[:16]}..., not fetched\n"
+    )
     assert main(["models", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert record["name"] == "tiny" and record["path"] is None and record["sha256"] == entry.sha256
@@ -39,6 +44,8 @@ def test_models(entry, file, capsys):
     capsys.readouterr()
     main(["models", "--json"])
     assert json.loads(capsys.readouterr().out)[0]["path"] == str(entry.path())
+    main(["models"])
+    assert capsys.readouterr().out.endswith(f", {entry.path()}\n")
 
 
 def test_pull_prints_where_the_model_lies(entry, file, capsys):

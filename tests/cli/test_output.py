@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from forwardpass.cli import output
+from forwardpass.cli import progress as progress_module
 from forwardpass.cli.progress import Progress
 
 
@@ -65,7 +66,18 @@ def test_size(nbytes, text):
     assert output.size(nbytes) == text
 
 
-def test_progress_away_from_a_terminal_is_a_few_lines(capsys):
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(progress_module, "SECONDS_BEFORE", 0.0)
+
+
+def test_what_is_quick_shows_no_progress(capsys):
+    with Progress() as progress:
+        progress("packing", 1, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_away_from_a_terminal_is_a_few_lines(at_once, capsys):
     with Progress() as progress:
         for done in range(0, 101):
             progress("fetching", done * 1_000_000, 100_000_000)
@@ -73,7 +85,7 @@ def test_progress_away_from_a_terminal_is_a_few_lines(capsys):
     assert capsys.readouterr().err == "fetching (0 of 100 MB)\nwaiting\n"
 
 
-def test_progress_on_a_terminal(monkeypatch, capsys):
+def test_progress_on_a_terminal(at_once, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Progress() as progress:
         progress("fetching [bold]x", 5, 10)

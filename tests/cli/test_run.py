@@ -109,6 +109,12 @@ def test_a_bug_is_one_line_too_and_debug_shows_where(models, model_file, capsys)
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_one_plain_line(models, model_file, capsys):
+    assert main(["run", "warn", "--model", model_file]) == 0
+    assert capsys.readouterr().err.startswith("warning: the oldest turns were dropped\n")
+
+
 def test_interrupted(models, model_file, capsys):
     assert main(["run", "interrupt", "--model", model_file]) == 130
     out, err = capsys.readouterr()

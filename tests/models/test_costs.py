@@ -26,8 +26,9 @@ def test_smollm2_reads_its_whole_file_once(real):
     assert round((costs.total(step).read - cache) / 1e6, 1) == 96.6
     assert step["embed"]["embed"] == Cost(0, row)
     assert step["project"]["head"] == Cost(2 * 49152 * 576, tensors["token_embd.weight"].nbytes)
-    for op, parts in {"qkv": ("attn_q.", "attn_k.", "attn_v."), "out": ("attn_output.",), "down": ("ffn_down.",),
-                      "gate_up": ("ffn_gate.", "ffn_up."), "norm": ("attn_norm.", "ffn_norm.", "output_norm.")}.items():
+    for op, parts in {"qkv": ("attn_norm.", "attn_q.", "attn_k.", "attn_v."), "out": ("attn_output.",),
+                      "down": ("ffn_down.",), "gate_up": ("ffn_norm.", "ffn_gate.", "ffn_up."),
+                      "norm": ("output_norm.",)}.items():
         named = [info for name, info in tensors.items() if any(part in name for part in parts)]
         assert step["decode"][op].read == sum(info.nbytes for info in named)
     assert cache == 30 * 2 * 3 * 64 * 2
@@ -78,8 +79,9 @@ def test_gpt2_counts_biases_and_positions(tiny):
     assert sum(nbytes.values()) == sum(info.nbytes for info in made.source.tensors.values())  # shares of fused tensors
     step = costs.stage_costs(made.checkpoint.spec, nbytes, [1], [0])
     assert step["embed"]["embed"] == Cost(48, 2 * 48 * 4)
-    assert step["decode"]["qkv"] == Cost(2 * (2 * 3 * 48 * 48 + 3 * 48), 2 * (3 * 48 * 48 + 3 * 48) * 4)
-    assert step["decode"]["norm"] == Cost(5 * 48 * 7, 5 * 2 * 48 * 4)
+    # two layers: a norm of weight and bias (7 operations an element), then the product with its bias
+    assert step["decode"]["qkv"] == Cost(2 * (48 * 7 + 2 * 3 * 48 * 48 + 3 * 48), 2 * (2 * 48 + 3 * 48 * 48 + 3 * 48) * 4)
+    assert step["decode"]["norm"] == Cost(48 * 7, 2 * 48 * 4)
     assert costs.parameters(made.checkpoint.spec) == sum(p.numel() for p in made.model.parameters())
 
 

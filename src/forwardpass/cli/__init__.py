@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -28,7 +29,9 @@ def main(argv: list[str] | None = None) -> int:
                 return parsed
         command, values = parsed
         values.pop("debug", None)
-        status = command.load()(**values) or OK
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = command.load()(**values) or OK
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -39,6 +42,13 @@ def main(argv: list[str] | None = None) -> int:
         return OK
     except Exception as error:
         return _report(error, debug)
+
+
+def _warn(message, category, filename, lineno, file=None, line=None) -> None:
+    """A warning is a sentence for the user; where in the code it was raised helps nobody here."""
+    from .output import one_line
+
+    print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
 
 def _report(error: Exception, debug: bool) -> int:

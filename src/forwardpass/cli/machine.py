@@ -33,7 +33,7 @@ def run(measure, json) -> int:
         ["CPUs usable", facts["cpus"]],
         ["instruction set", facts["isa"]],
         ["memory", "unknown" if memory is None else size(memory)],
-        *([name, shown(value)] for name, value in flat(limits)),
+        *([name, shown(name, value)] for name, value in flat(limits) if name != "isa"),
     ]
     print_table(["what", "value"], rows)
     return 0
@@ -48,5 +48,10 @@ def flat(values: dict, prefix: str = ""):
             yield f"{prefix}{name}", value
 
 
-def shown(value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def shown(name: str, value) -> str:
+    """A rate in billions a second, which is how people quote them."""
+    if "bytes_s" in name:
+        return f"{value / 1e9:.1f} GB/s"
+    if "ops_s" in name:
+        return f"{value / 1e9:.0f} Gop/s"
+    return str(value)

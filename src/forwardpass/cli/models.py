@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import catalog
-from .output import print_json, print_table, size
+from .output import print_json, size
 
 
 def run(json) -> int:
@@ -24,17 +24,15 @@ def run(json) -> int:
     if json:
         print_json(records)
         return 0
-    rows = [
-        [
-            record["name"] + (" (default)" if record["default"] else ""),
-            record["summary"],
+    for record in records:
+        # Two lines a model: a table of all this is wider than a terminal.
+        print(record["name"] + (" (default)" if record["default"] else "") + ": " + record["summary"])
+        facts = [
             size(record["nbytes"]),
             record["licence"],
             record["source"],
-            record["sha256"][:16],
-            "yes" if record["path"] else "no",
+            f"sha256 {record['sha256'][:16]}...",
+            record["path"] or "not fetched",
         ]
-        for record in records
-    ]
-    print_table(["name", "what", "size", "licence", "source", "sha256", "fetched"], rows)
+        print("    " + ", ".join(facts))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from time import monotonic
 
+SECONDS_BEFORE = 0.3  # what takes less is not worth a bar, nor the time to import rich
 SECONDS_BETWEEN_LINES = 3.0
 
 
@@ -16,6 +17,7 @@ class Progress:
         self._tasks: dict[str, object] = {}
         self._what = ""
         self._next_line = 0.0
+        self._started: float | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -25,6 +27,10 @@ class Progress:
             self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        if self._started is None:
+            self._started = monotonic()
+        if monotonic() - self._started < SECONDS_BEFORE:
+            return
         if sys.stderr.isatty():
             self._bar(what, done, total)
         else:

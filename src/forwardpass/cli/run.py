@@ -26,12 +26,13 @@ def run(prompt, model, dtype, kv_dtype, threads, system, raw, explain, json, **s
 
 
 def load(model: str, dtype: str, kv_dtype: str, threads: int | None):
-    """The model, fetched with progress first if it must be."""
+    """The model, with progress while it is fetched or packed for the first time."""
     import forwardpass
 
-    from .progress import resolve
+    from .progress import Progress
 
-    return forwardpass.load(resolve(model), dtype=dtype, kv_dtype=kv_dtype, threads=threads)
+    with Progress() as progress:
+        return forwardpass.load(model, dtype=dtype, kv_dtype=kv_dtype, threads=threads, progress=progress)
 
 
 def given(sampling: dict) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_INFINITY = float("inf")
+from forwardpass import _native
 _BLOCK = 256
 
 
@@ -15,30 +15,22 @@ def argmax(row: np.ndarray) -> int:
 
 def weights(row: np.ndarray) -> np.ndarray:
     """exp(row - max), float32: softmax without the division. The largest value must be finite."""
-    shifted = row - row.max()
-    return np.exp(shifted, out=shifted)
+    return _native.softmax_weights(row)
 
 
 def log_sum_exp(row: np.ndarray) -> float:
     """log(sum(exp(row))): what turns a logit into a log-probability by subtraction."""
-    peak = float(row.max())
-    if peak in (_INFINITY, -_INFINITY) or peak != peak:
-        return peak
-    return peak + float(np.log(weights(row).sum(dtype=np.float64)))
+    return _native.log_sum_exp(row)
 
 
 def kth_largest(row: np.ndarray, k: int) -> float:
     """The k-th largest value, 1 <= k <= n."""
-    return float(np.partition(row, row.size - k)[row.size - k])
+    return float(row[_native.top_k(row, k)[-1]])
 
 
 def top_k_indices(row: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the k largest values, largest first, the lower index first among equals. int64 [min(k, n)]."""
-    k = min(k, row.size)
-    if k == 0:
-        return np.empty(0, np.int64)
-    candidates = np.flatnonzero(row >= kth_largest(row, k))
-    return candidates[np.argsort(-row[candidates], kind="stable")[:k]]
+    """Indices of the k largest values, largest first, the lower index first among equals. int32 [min(k, n)]."""
+    return _native.top_k(row, min(k, row.size)) if k and row.size else np.empty(0, np.int32)
 
 
 def draw(row: np.ndarray, u: float) -> int:

@@ -8,7 +8,7 @@ import platform
 import time
 from pathlib import Path
 
-from ..config import cache_dir, isa, usable_cpus
+from ..config import cache_dir, isa, threads, usable_cpus
 
 MAX_AGE_S = 30 * 24 * 3600
 
@@ -34,6 +34,7 @@ def identity() -> dict:
     return {
         "cpu": cpu_name(),
         "cpus": usable_cpus(),
+        "threads": threads(),
         "forced_isa": isa(),
     }
 

@@ -25,7 +25,8 @@ STAGES = {
 
 _OPS = {"attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv", "attention.out": "out",
         "mlp.gate": "gate_up", "mlp.up": "gate_up", "mlp.down": "down",
-        "attention_norm": "norm", "mlp_norm": "norm", "final_norm": "norm", "head": "head"}
+        "attention_norm": "qkv", "mlp_norm": "gate_up", "final_norm": "norm", "head": "head"}
+"""Layer norms run as part of the product that reads them; only the final norm is an op of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,13 @@ def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int],
         read = nbytes[EMBEDDING if name == HEAD and spec.tied else name]
         uses = wanted if op == "head" else tokens
         # a bias is one addition an output, a matrix one multiply-add an element; norms are counted below
-        flops = 0 if op == "norm" else uses * (shape[0] if suffix == "bias" else 2 * math.prod(shape))
+        flops = 0 if stem.endswith("norm") else uses * (shape[0] if suffix == "bias" else 2 * math.prod(shape))
         costs[op] += Cost(flops, read)
-    norms = [norm for layer in spec.layers for norm in (layer.attention_norm, layer.mlp_norm)] + [spec.final_norm]
-    costs["norm"] += Cost(tokens * spec.hidden_size * sum(map(_norm_flops, norms)))
+    width = tokens * spec.hidden_size
+    for layer in spec.layers:
+        costs["qkv"] += Cost(width * _norm_flops(layer.attention_norm))
+        costs["gate_up"] += Cost(width * _norm_flops(layer.mlp_norm))
+    costs["norm"] += Cost(width * _norm_flops(spec.final_norm))
     costs["attention"] = _attention(spec, rows, contexts, kv_dtype)
     return {stage: {op: costs[op] for op in ops} for stage, ops in STAGES.items()}
 

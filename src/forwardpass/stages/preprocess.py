@@ -106,7 +106,8 @@ def pad(
     _check_side("side", side)
     if max_length is None and (padding == "max_length" or truncation):
         raise ParameterError("max_length is missing; expected a number of tokens for this padding or truncation.")
-    if max_length is not None and (isinstance(max_length, bool) or not isinstance(max_length, Integral) or max_length < 1):
+    whole = isinstance(max_length, Integral) and not isinstance(max_length, bool)
+    if max_length is not None and (not whole or max_length < 1):
         raise ParameterError(f"max_length is {max_length!r}; expected an int of 1 or more.")
     rows = [list(ids) for ids in sequences]
     if not rows or not all(rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def render(
     except ForwardpassError:
         raise
     except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the template's values, in cycles that linger
         raise _explained(error) from error
     finally:
         limits.BUDGET.reset(token)
@@ -87,18 +89,13 @@ class _Disguise:
 
     def __init__(self, tokenizer: Tokenizer, strings: Any) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self._special = [token.content for i, token in added.items() if i in tokenizer.special_ids and token.content]
+        self._special = tokenizer.special_texts
+        self._whole, self._starts, self._ends, letters = _parts(self._special)
+        self._reach = max(map(len, self._special), default=0)
         used: set[str] = set()
         _collect(strings, used)
-        letters = {letter for text in self._special for letter in text}
         free = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in used)
-        self._mask = dict(zip(sorted(letters), free, strict=False))
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._starts = {text[:n] for text in self._special for n in range(1, len(text))}
-        self._ends = {text[n:] for text in self._special for n in range(1, len(text))}
-        self._reach = max(map(len, self._special), default=0)
+        self._mask = dict(zip(letters, free, strict=False))
         self.used = False
 
     def hide(self, value: Any, key: str = "role") -> Any:
@@ -149,6 +146,16 @@ class _Disguise:
                 ids.append(token)
             place = end
         return ids
+
+
+@functools.lru_cache(maxsize=16)
+def _parts(texts: tuple[str, ...]) -> tuple[re.Pattern, frozenset[str], frozenset[str], tuple[str, ...]]:
+    """What matches a whole special token, their true beginnings and ends, and the characters they are made of."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    starts = frozenset(text[:n] for text in texts for n in range(1, len(text)))
+    ends = frozenset(text[n:] for text in texts for n in range(1, len(text)))
+    return whole, starts, ends, tuple(sorted({letter for text in texts for letter in text}))
 
 
 def _collect(value: Any, used: set[str]) -> None:

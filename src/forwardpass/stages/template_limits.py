@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from contextvars import ContextVar
 from string import Formatter
 from typing import Any
@@ -20,11 +19,11 @@ MAX_SIZE = 2**23
 """Characters of one value, and of the whole output."""
 MAX_MADE = 2**27
 """Characters that all steps together may make."""
-MAX_STEPS = 1_000_000
-MAX_SECONDS = 5.0
+MAX_STEPS = 500_000
+MAX_SECONDS = 3.0
 MAX_WIDTH = 10_000
 MAX_DEPTH = 100
-_NODE = 16
+_NODE = 64
 """What an entry of a list or dict costs, in characters."""
 
 _PRINTF = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d+)?(?:\.(\*|\d+)?)?")
@@ -92,7 +91,7 @@ def _weigh(value: Any, total: int, depth: int, per_node: int) -> int:
         total += len(value)
     elif isinstance(value, int):
         total += value.bit_length() // 3
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for key, item in value.items():
             total = _weigh(item, _weigh(key, total + per_node, depth + 1, per_node), depth + 1, per_node)
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -143,7 +142,7 @@ def before_printf(pattern: str | bytes, values: Any) -> None:
     need(len(text) + fields * (weigh(values) + _NODE))
 
 
-def before_format(pattern: str, args: tuple, kwargs: Mapping) -> None:
+def before_format(pattern: str, args: tuple, kwargs: dict) -> None:
     """`str.format`: widths are numbers in the field, and every field may show the largest argument."""
     fields = 0
     for _, name, spec, _ in Formatter().parse(pattern):
@@ -165,7 +164,7 @@ def before_replace(text: Any, old: Any, new: Any) -> None:
 # -- before methods of str, bytes and int
 
 
-def before_method(owner: Any, name: str, args: tuple, kwargs: Mapping) -> tuple:
+def before_method(owner: Any, name: str, args: tuple, kwargs: dict) -> tuple:
     """Check a call of a built-in method; returns the arguments to call it with."""
     if name in ("translate", "maketrans", "to_bytes", "from_bytes"):
         raise LimitError(f"the method {name}")

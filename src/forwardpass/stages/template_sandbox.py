@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ class RefusalError(jinja2.TemplateError):
 class GenerationTag(jinja2.ext.Extension):
     """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it only shows them."""
 
-    tags = {"generation"}
+    tags = frozenset(("generation",))
 
     def parse(self, parser) -> nodes.Scope:
         line = next(parser.stream).lineno
@@ -124,6 +124,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         tree = _AddTolls().visit(super()._parse(source, name, filename))
         return tree.set_environment(self)
 
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Jinja joins what a macro, a block or the whole template printed with this."""
+        parts = list(parts)
+        limits.need(sum(map(len, parts)))
+        return "".join(parts)
+
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         if attribute.startswith("_"):  # Jinja would print nothing and go on
             raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__}")
@@ -134,7 +141,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         limits.before_operator(operator, left, right)
         return toll(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - names must not meet kwargs
+    def call(
+        __self, __context, __obj: Any, *args: Any, **kwargs: Any
+    ) -> Any:  # odd names, as in Jinja: kwargs may hold any
         if getattr(__obj, "own_toll", False) and getattr(__obj, "__self__", None) is __self:
             return __obj(*args)
         step()
@@ -197,10 +206,10 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict:
 def _tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """As in transformers: no HTML escapes, readable Unicode."""
     limits.width(indent, 16)
-    if isinstance(indent, str) and len(indent) > 16 or separators and limits.weigh(list(separators)) > 64:
+    if (isinstance(indent, str) and len(indent) > 16) or (separators and sum(len(text) for text in separators) > 64):
         raise LimitError("JSON indents and separators of that length")
     step_in = len(indent) if isinstance(indent, str) else int(indent or 0)
-    limits.weigh(value, 16 + step_in * _depth(value))
+    limits.weigh(value, 64 + step_in * _depth(value))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -21,7 +21,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = False) -> None:
         if not tokenizer.decodes_bytes:
-            raise UnsupportedModelError("this tokenizer's tokens are not pieces of text, so its text can't be streamed.")
+            raise UnsupportedModelError("the tokens of this vocabulary are no pieces of text, so it can't be streamed.")
         self._token_bytes = tokenizer.token_bytes
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._utf8 = _Utf8("replace")

@@ -1,7 +1,7 @@
 """How each byte-level vocabulary cuts text into words before merging, by the name a GGUF file gives it.
 
-A wrong cut still yields text, only worse text, so an unknown name is an error and never a guess. The patterns are those of
-the models' own tokenizer.json files.
+A wrong cut still yields text, only worse text, so an unknown name is an error and never a guess. The patterns are those
+of the models' own tokenizer.json files.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, processors
+from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import Tokenizer as Backend
 
 from ..errors import ModelFileError, ParameterError
 from .pretokenizers import pretokenizer
@@ -52,11 +53,11 @@ class BytePairs:
     def build(self) -> Backend:
         cut = pretokenizer(self.pre)
         vocab = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
-        # One split for all merges; a token never holds a space, since the byte alphabet writes it as "Ġ".
+        # One split for all merges: no token holds a space, since the byte alphabet writes it as "Ġ".
         halves = " ".join(self.merges).split(" ") if self.merges else []
         if len(halves) != 2 * len(self.merges):
             bad = next(merge for merge in self.merges if merge.count(" ") != 1)
-            raise ModelFileError(f"tokenizer.ggml.merges: expected two tokens and one space in each merge, found {bad!r}.")
+            raise ModelFileError(f"tokenizer.ggml.merges: expected two tokens and a space in each, found {bad!r}.")
         try:
             model = models.BPE(
                 vocab=vocab, merges=list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=cut.ignore_merges
@@ -70,7 +71,7 @@ class BytePairs:
         backend.decoder = decoders.ByteLevel()
         add_tokens(
             backend,
-            [AddedToken(self.tokens[i], special=special, normalized=False) for i, special in sorted(self.added.items())],
+            [AddedToken(self.tokens[i], special=flag, normalized=False) for i, flag in sorted(self.added.items())],
         )
         set_wrapping(backend, [self.tokens[i] for i in self.prefix], [self.tokens[i] for i in self.suffix])
         return backend
@@ -124,6 +125,11 @@ class Tokenizer:
         encoding = _encode(self.backend, text, False)
         special = self.special_ids
         return [(*span, i) for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i in special]
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """How the special tokens are written, by id."""
+        return tuple(token.content for i, token in sorted(self._added.items()) if token.special and token.content)
 
     @cached_property
     def plain_backend(self) -> Backend:
@@ -213,7 +219,7 @@ class Tokenizer:
         elif kinds[:1] == ["Replace"] and set(kinds[1:]) <= {"ByteFallback", "Fuse", "Strip"}:
             strips = [part for part in parts if part["type"] == "Strip"]
             known = parts[0].get("pattern") == {"String": _SPACE} and parts[0].get("content") == " "
-            known = known and all((p["content"], p["start"], p["stop"]) == (" ", 1, 0) for p in strips) and len(strips) < 2
+            known = known and strips in ([], [{"type": "Strip", "content": " ", "start": 1, "stop": 0}])
             self.drops_first_space = "text" if strips else ""
         self.decodes_bytes = known
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from ..errors import ModelFileError, UnsupportedModelError
 from .pretokenizers import pretokenizer
@@ -62,17 +62,15 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     types = get.integers("token_type", len(tokens))
     added = {i: kind != _USER_DEFINED for i, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)}
 
-    ids = {name: get.token(f"{name}_token_id", len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
-    ends = [ids["eos"], ids["eot"], ids["eom"]] + [i for i, special in added.items() if special and tokens[i] in _END_MARKS]
+    names = ("bos", "eos", "eot", "eom", "unknown", "padding")
+    ids = {name: get.token(f"{name}_token_id", len(tokens)) for name in names}
+    ends = [ids["eos"], ids["eot"], ids["eom"]]
+    ends += [i for i, special in added.items() if special and tokens[i] in _END_MARKS]
     bos, eos = ids["bos"], ids["eos"]
-    pairs = BytePairs(
-        tokens,
-        merges,
-        pre,
-        added,
-        prefix=(bos,) if bos is not None and get.flag("add_bos_token", cut.add_bos) else (),
-        suffix=(eos,) if eos is not None and get.flag("add_eos_token", False) else (),
-    )
+    add_bos, add_eos = get.flag("add_bos_token", cut.add_bos), get.flag("add_eos_token", False)
+    prefix = (bos,) if bos is not None and add_bos else ()
+    suffix = (eos,) if eos is not None and add_eos else ()
+    pairs = BytePairs(tokens, merges, pre, added, prefix, suffix)
     variables = {"bos_token": bos, "eos_token": eos, "unk_token": ids["unknown"], "pad_token": ids["padding"]}
     template = metadata.get("tokenizer.chat_template")
     facts = VocabularyFacts(
@@ -138,7 +136,8 @@ class _Metadata:
         if value is None:
             return [1] * size
         if not isinstance(value, (list, tuple)) or len(value) != size:
-            raise self._wrong(key, f"{size} numbers, one for each token", len(value) if hasattr(value, "__len__") else value)
+            found = len(value) if hasattr(value, "__len__") else value
+            raise self._wrong(key, f"{size} numbers, one for each token", found)
         return list(value)
 
 
@@ -153,8 +152,8 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     if not (path / "tokenizer.json").is_file():
-        others = [name for name in ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt") if (path / name).is_file()]
-        if others:
+        forms = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+        if others := [name for name in forms if (path / name).is_file()]:
             raise UnsupportedModelError(
                 f"{path} has {', '.join(others)} but no tokenizer.json; expected tokenizer.json. "
                 "Save the tokenizer once in the fast form."
@@ -181,8 +180,8 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
         suffix = [variables["eos_token"]] if config.get("add_eos_token") and "eos_token" in variables else []
         if prefix or suffix:
             set_wrapping(backend, prefix, suffix)
-        elif backend.post_processor is not None and backend.num_special_tokens_to_add(False):
-            backend.post_processor = _no_wrapping()
+        elif backend.num_special_tokens_to_add(False):
+            backend.post_processor = processors.TemplateProcessing(single=["$A"], special_tokens=[])
     ids = {name: backend.token_to_id(text) for name, text in variables.items()}
     size = max([backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in backend.get_added_tokens_decoder())])
     longest = config.get("model_max_length")
@@ -198,12 +197,6 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
         variables=variables,
     )
     return Tokenizer(backend, facts)
-
-
-def _no_wrapping():
-    from tokenizers import processors
-
-    return processors.TemplateProcessing(single=["$A"], special_tokens=[])
 
 
 def _declared(config: dict) -> list[tuple[int, AddedToken]]:

@@ -1,0 +1,166 @@
+"""Our side of the benchmarks, run by `_worker`: what a user gets from `forwardpass.load` without options."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import _common
+import _worker
+
+PLAIN = {"do_sample": False, "eos_token_id": []}
+
+
+class Ours:
+    """model: a path;  dtype, threads: as for forwardpass.load.  facts: what does not depend on a measurement."""
+
+    def __init__(self, model: str, threads: int | None = None, dtype: str = "auto"):
+        import forwardpass
+        from forwardpass import config
+        from forwardpass.weights import packed
+
+        def load():
+            start = time.perf_counter()
+            return forwardpass.load(model, dtype=dtype, threads=threads), time.perf_counter() - start
+
+        load()[0].close()  # packs the weights if that was never done
+        seconds = []
+        for _ in range(3):
+            self.model, taken = load()
+            seconds.append(taken)
+            if len(seconds) < 3:
+                self.model.close()
+        files = self.model.path
+        files = [files] if files.is_file() else [*sorted(files.glob("*.safetensors")), files / "config.json"]
+        self.backend = self.model.network.backend
+        self.facts = {
+            "ways": [""],
+            "load_s": median(seconds),
+            "packed_bytes": packed.packed_bytes(config.cache_dir(), packed.source_key(files, dtype)),
+            "stored_bytes": sum(self.model.stored_bytes.values()),
+            "max_positions": self.model.spec.max_position_embeddings,
+            "integer": self._integer(),
+            "machine": _common.machine(self.backend),
+        }
+        self.decode([1] * 64, 8)
+
+    def _integer(self) -> bool:
+        """Whether the products are of integers: asked for, or because a weight is stored in less than two bytes."""
+        from forwardpass.models import costs
+
+        stored = sum(self.model.stored_bytes.values()) / costs.parameters(self.model.spec)
+        return self.model.dtype in ("int8", "int4") or (self.model.dtype == "auto" and stored < 1.9)
+
+    def ids(self, limit: int) -> list[int]:
+        """Token ids of the text that everybody is measured on."""
+        text = _common.documentation()[: 6 * limit]
+        return self.model.tokenizer.encode(text, add_special_tokens=False, parse_special=False)[:limit]
+
+    def chat_ids(self, question: str) -> list[int]:
+        from forwardpass.stages.template import chat_ids
+
+        return chat_ids(self.model.tokenizer, [{"role": "user", "content": question}])
+
+    def raw_prompt(self, ids: list[int]) -> str:
+        """A text of about as many tokens as these."""
+        return self.model.tokenizer.decode(ids)
+
+    # ---- figures: [units, seconds]
+
+    def prefill(self, ids: list[int], way: str = "") -> list[float]:
+        """From the call to the first token."""
+        start = time.perf_counter()
+        with self.model.stream(ids, max_new_tokens=1, **PLAIN) as stream:
+            next(stream)
+            return [len(ids), time.perf_counter() - start]
+
+    def decode(self, ids: list[int], new: int, way: str = "") -> list[float]:
+        """From the first token to the last."""
+        with self.model.stream(ids, max_new_tokens=new, **PLAIN) as stream:
+            next(stream)
+            start = time.perf_counter()
+            steps = sum(1 for _ in stream)
+            return [steps, time.perf_counter() - start]
+
+    def batch(self, prompts: list[list[int]], new: int, way: str = "") -> list[float]:
+        """All requests at once, prompts included."""
+        start = time.perf_counter()
+        done = self.model.generate(prompts, max_new_tokens=new, **PLAIN)
+        seconds = time.perf_counter() - start
+        return [sum(len(one.token_ids) for one in done), seconds]
+
+    def answer(self, ids: list[int], new: int) -> float:
+        """Seconds of a whole answer, nothing of it known before."""
+        self.model.engine.prefixes.clear()
+        start = time.perf_counter()
+        self.model.generate(ids, max_new_tokens=new, **PLAIN)
+        return time.perf_counter() - start
+
+    def answer_without_cache(self, ids: list[int], new: int) -> float:
+        """The same, each token by a forward pass over the whole text, as a loop without a cache does it."""
+        ids = list(ids)
+        start = time.perf_counter()
+        for _ in range(new):
+            ids.append(int(self.model.logits(ids)[-1].argmax()))
+        return time.perf_counter() - start
+
+    def overhead(self, ids: list[int], new: int) -> float:
+        """Share of a decode step's wall time that is spent outside of native programs."""
+        stages = [self.model.network._embed, self.model.network._layers, self.model.network._project]
+        programs = [stage.program for stage in stages]
+        clocks = [_Clock(program._program) for program in programs]
+        for program, clock in zip(programs, clocks, strict=True):
+            program._program = clock
+        try:
+            with self.model.stream(ids, max_new_tokens=new, **PLAIN) as stream:
+                next(stream)
+                before = sum(clock.seconds for clock in clocks)
+                start = time.perf_counter()
+                for _ in stream:
+                    pass
+                wall = time.perf_counter() - start
+        finally:
+            for program, clock in zip(programs, clocks, strict=True):
+                program._program = clock.program
+        return 1 - (sum(clock.seconds for clock in clocks) - before) / wall
+
+    # ---- what the figures are held against
+
+    def cost(self, rows: int, context: int) -> list[int]:
+        """[operations, bytes that must be read] of one step of one sequence."""
+        from forwardpass.models import costs
+
+        model = self.model
+        whole = costs.total(costs.stage_costs(model.spec, model.stored_bytes, [rows], [context], model.kv_dtype))
+        return [whole.flops, whole.read]
+
+    def read_limit(self, size: int, seconds: float) -> float:
+        """Bytes a second that this machine reads from memory of this size, all our threads together."""
+        from forwardpass import _native
+
+        return _native.read_bandwidth(self.backend.pool, size, seconds)
+
+    def matrix_limit(self, seconds: float) -> float:
+        """Operations a second of the matrix instructions that this model's weights call for."""
+        from forwardpass import _native
+
+        return _native.matrix_rate(self.backend.pool, self.backend.isa, self.facts["integer"], seconds)
+
+
+class _Clock:
+    """Stands in for a native program and adds up the seconds of its runs."""
+
+    def __init__(self, program):
+        self.program, self.seconds = program, 0.0
+
+    def run(self, *arguments) -> None:
+        start = time.perf_counter()
+        self.program.run(*arguments)
+        self.seconds += time.perf_counter() - start
+
+    def __getattr__(self, name: str):
+        return getattr(self.program, name)
+
+
+if __name__ == "__main__":
+    _worker.serve(Ours)

@@ -1,0 +1,177 @@
+// Single kernels of one instruction set on NumPy arrays, for the tests: `_native.testing`. What needs several threads or a
+// KV cache (attention above all) is tested through `Program`, which runs the same table.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "cpu_features.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstFloats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Optional = std::optional<ConstFloats>;
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+struct Aligned {  // 64-byte aligned, full of garbage: what nobody writes must not matter
+  explicit Aligned(int64_t bytes) : owner(new uint8_t[size_t(bytes) + 128]) {
+    std::fill_n(owner.get(), bytes + 128, uint8_t(0xd5));
+    data = owner.get() + (64 - reinterpret_cast<uintptr_t>(owner.get()) % 64) % 64;
+  }
+  std::unique_ptr<uint8_t[]> owner;
+  uint8_t* data;
+};
+
+fp::Matrix packed_matrix(int format, int64_t n, int64_t k, const ConstBytes& packed) {
+  require(format >= 0 && format < fp::kFormats && n > 0 && k > 0, "matrix shape");
+  fp::Matrix w{fp::Format(format), n, k, packed.data()};
+  require(int64_t(packed.size()) == w.bytes() && reinterpret_cast<uintptr_t>(packed.data()) % 64 == 0, "packed memory");
+  return w;
+}
+
+const float* pointer(const Optional& array, int64_t size) {
+  require(!array || int64_t(array->size()) == size, "a vector has the wrong length");
+  return array ? array->data() : nullptr;
+}
+
+fp::Norm make_norm(int kind, float eps, const Optional& weight, const Optional& bias, int64_t k) {
+  require(kind >= 0 && kind <= 2 && (kind == 0 || weight), "norm");
+  return {fp::NormKind(kind), eps, pointer(weight, k), pointer(bias, k)};
+}
+
+// Activations with memory of their own, filled from rows of x.
+struct Prepared {
+  Prepared(const fp::Kernels& kernels, fp::ActKind kind, const fp::Norm& norm, const ConstFloats2& x)
+      : a{kind, int64_t(x.shape(0)), int64_t(x.shape(1)), nullptr, nullptr, nullptr},
+        planes(a.tiles() * a.tile_bytes()),
+        sums(2 * a.rows_pad() * a.k_pad() / fp::kGroup * 4),
+        scale(a.rows_pad() * 4) {
+    a.planes = planes.data;
+    a.sums = reinterpret_cast<int32_t*>(sums.data);
+    a.scale = reinterpret_cast<float*>(scale.data);
+    Aligned scratch(a.k_pad() * 4);
+    for (int64_t r = 0; r < a.rows; ++r) kernels.prepare(norm, x.data() + r * a.k, a, r, scratch.data);
+  }
+  fp::Activations a;
+  Aligned planes, sums, scale;
+};
+
+template <typename T>
+nb::ndarray<nb::numpy, T> copied(const T* from, std::initializer_list<size_t> shape) {
+  size_t size = 1;
+  for (size_t s : shape) size *= s;
+  T* data = new T[size];
+  std::copy_n(from, size, data);
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::ndarray<nb::numpy, T>(data, shape, owner);
+}
+
+}  // namespace
+
+void bind_testing(nb::module_& parent) {
+  nb::module_ m = parent.def_submodule("testing", "Single kernels on arrays, for tests.");
+
+  m.def("table", [](const std::string& isa) {
+    const fp::Kernels& k = fp::kernels_for(isa);
+    auto address = [](auto f) { return reinterpret_cast<uintptr_t>(f); };
+    nb::dict out;
+    out["matmul"] = address(k.matmul);
+    out["prepare"] = address(k.prepare);
+    out["norm"] = address(k.norm);
+    out["lookup"] = address(k.lookup);
+    out["add"] = address(k.add);
+    out["attention"] = address(k.attention);
+    return nb::make_tuple(k.name, out);
+  }, "isa"_a, "(name, addresses of its kernels): two tables that share an entry show it.");
+
+  m.def("matmul", [](const std::string& isa, int format, int64_t n, int64_t k, ConstBytes packed, ConstFloats2 x,
+                     int mode, int act, Optional bias, Floats2 out, int64_t p0, int64_t p1) {
+    const fp::Kernels& kernels = fp::kernels_for(isa);
+    const fp::Matrix w = packed_matrix(format, n, k, packed);
+    require(int64_t(x.shape(1)) == k && x.shape(0) > 0 && out.shape(0) == x.shape(0) && int64_t(out.shape(1)) >= n,
+            "x or out");
+    require(0 <= p0 && p0 <= p1 && p1 <= w.panels() && mode >= 0 && mode <= 2 && act >= 0 && act <= 5, "arguments");
+    fp::DenormalGuard guard;
+    Prepared x_(kernels, fp::act_kind(w.format), fp::Norm{}, x);
+    Aligned scratch(fp::matmul_scratch(k));
+    fp::Epilogue e{fp::Mode(mode), fp::Act(act), pointer(bias, n), out.data(), int64_t(out.shape(1))};
+    kernels.matmul(w, x_.a, p0, p1, e, scratch.data);
+  }, "isa"_a, "format"_a, "n"_a, "k"_a, "packed"_a, "x"_a, "mode"_a, "act"_a, "bias"_a.none(), "out"_a, "p0"_a, "p1"_a,
+     "Panels [p0, p1) of the product with every row of x, into out [rows, at least n].");
+
+  m.def("prepare", [](const std::string& isa, int format, ConstFloats2 x, int kind, float eps, Optional weight,
+                      Optional bias) {
+    require(format >= 0 && format < fp::kFormats && x.shape(0) > 0 && x.shape(1) > 0, "arguments");
+    fp::DenormalGuard guard;
+    fp::Norm norm = make_norm(kind, eps, weight, bias, int64_t(x.shape(1)));
+    Prepared x_(fp::kernels_for(isa), fp::act_kind(fp::Format(format)), norm, x);
+    const fp::Activations& a = x_.a;
+    return nb::make_tuple(copied<uint8_t>(a.planes, {size_t(a.tiles() * a.tile_bytes())}),
+                          copied<int32_t>(a.sums, {2, size_t(a.rows_pad()), size_t(a.k_pad() / fp::kGroup)}),
+                          copied<float>(a.scale, {size_t(a.rows_pad())}));
+  }, "isa"_a, "format"_a, "x"_a, "kind"_a, "eps"_a, "weight"_a.none(), "bias"_a.none(),
+     "(planes, sums, scale) as native/kernels.h describes them, of the kind that a matrix format reads.");
+
+  m.def("norm", [](const std::string& isa, int kind, float eps, ConstFloats weight, Optional bias, ConstFloats x,
+                   Floats out) {
+    require(kind != 0 && out.size() == x.size(), "arguments");
+    fp::DenormalGuard guard;
+    fp::kernels_for(isa).norm(make_norm(kind, eps, weight, bias, int64_t(x.size())), x.data(), out.data(),
+                              int64_t(x.size()));
+  }, "isa"_a, "kind"_a, "eps"_a, "weight"_a, "bias"_a.none(), "x"_a, "out"_a);
+
+  m.def("lookup", [](const std::string& isa, int format, int64_t n, int64_t k, ConstBytes packed, int64_t row,
+                     Floats out) {
+    const fp::Matrix w = packed_matrix(format, n, k, packed);
+    require(row >= 0 && row < n && int64_t(out.size()) == k, "arguments");
+    fp::DenormalGuard guard;
+    fp::kernels_for(isa).lookup(w, row, out.data());
+  }, "isa"_a, "format"_a, "n"_a, "k"_a, "packed"_a, "row"_a, "out"_a);
+
+  m.def("add", [](const std::string& isa, Floats out, ConstFloats x) {
+    require(out.size() == x.size(), "arguments");
+    fp::DenormalGuard guard;
+    fp::kernels_for(isa).add(out.data(), x.data(), int64_t(x.size()));
+  }, "isa"_a, "out"_a, "x"_a);
+
+  m.def("run_pool", [](fp::Pool& pool, int64_t jobs) {
+    std::unique_ptr<std::atomic<int64_t>[]> counts(new std::atomic<int64_t>[size_t(pool.size())]());
+    std::atomic<int64_t> late{0};
+    {
+      nb::gil_scoped_release release;
+      for (int64_t job = 0; job < jobs; ++job) {
+        std::atomic<int> here{0};
+        pool.run([&](int tid) {
+          here.fetch_add(1);
+          pool.barrier().wait();
+          if (here.load() != pool.size()) late.fetch_add(1);  // somebody passed the barrier too early
+          pool.barrier().wait();
+          counts[size_t(tid)].fetch_add(1);
+        });
+      }
+    }
+    nb::list out;
+    for (int i = 0; i < pool.size(); ++i) out.append(counts[size_t(i)].load());
+    return nb::make_tuple(out, late.load());
+  }, "pool"_a, "jobs"_a, "(jobs that each member ran, members that passed a barrier too early).");
+}

@@ -1,0 +1,1 @@
+"""Where the time of a run went, and how far that is from what this machine can do."""

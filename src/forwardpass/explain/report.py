@@ -1,0 +1,122 @@
+"""Runs one request with every operation timed and sets the times against the machine's limits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from forwardpass.contracts import Completion
+from forwardpass.explain import measured
+from forwardpass.explain.machine import read_limit
+from forwardpass.explain.verdict import Line, verdict
+from forwardpass.models.costs import Cost, stage_costs
+
+FLOAT_DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """lines: one for each phase, stage and operation;  verdict: one sentence;  limits: as explain.machine measured."""
+
+    completion: Completion
+    lines: tuple[Line, ...]
+    limits: dict
+    verdict: str
+
+    def to_dict(self) -> dict:
+        return {
+            "lines": [{**asdict(line), "of_limit": line.of_limit} for line in self.lines],
+            "limits": self.limits,
+            "verdict": self.verdict,
+        }
+
+    def __str__(self) -> str:
+        total = sum(line.seconds for line in self.lines) or 1.0
+        rows = [("phase", "stage", "operation", "ms", "share", "MB", "GFLOP", "GB/s", "GFLOP/s", "of limit")]
+        for line in self.lines:
+            seconds = line.seconds or float("inf")
+            counted = line.bytes or line.flops
+            rows.append((
+                line.phase, line.stage, line.op, f"{line.seconds * 1e3:.2f}", f"{line.seconds / total:.1%}",
+                f"{line.bytes / 1e6:.1f}" if counted else "", f"{line.flops / 1e9:.2f}" if counted else "",
+                f"{line.bytes / seconds / 1e9:.1f}" if counted else "",
+                f"{line.flops / seconds / 1e9:.0f}" if counted else "",
+                f"{line.of_limit:.0%}" if line.of_limit is not None else "",
+            ))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        text = ["  ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+                for row in rows]
+        return "\n".join([line.rstrip() for line in text] + ["", self.verdict])
+
+
+def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
+    """Answer `prompt` (text, token ids or messages) alone on the engine, timed."""
+    limits = measured.measured()
+    network, engine = model.network, model.engine
+    start = perf_counter()
+    messages = isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict)
+    stream = model.chat(prompt, stream=True, **params) if messages else model.stream(prompt, **params)
+    lines = [Line("prompt", "preprocess", "tokenise", perf_counter() - start)]
+    network.backend.timed = True
+    network.reset_timings()
+    try:
+        watch = _Watch(engine, stream)
+        for phase in ("prompt", "answer"):
+            lines += _phase(phase, watch, model, limits)
+    finally:
+        network.backend.timed = False
+        stream.close()
+    return Report(stream.completion, tuple(lines), limits, verdict(lines))
+
+
+class _Watch:
+    """Steps one stream and notes what each step computed."""
+
+    def __init__(self, engine, stream):
+        self.engine = engine
+        self.request = stream._request
+
+    def run(self, first: bool) -> tuple[list[tuple[int, int]], float]:
+        """Until the first token, or to the end: ([(new tokens, tokens cached before)] of each step, seconds)."""
+        sequence = self.request.sequences[0]
+        steps, start = [], perf_counter()
+        while not self.request.done and not (first and self.request.first_token is not None):
+            before = len(sequence.tokens)
+            computed = sequence.computed
+            self.engine.step()
+            if not steps:
+                computed = max(computed, sequence.reused)
+            steps.append((min(before - computed, self.engine.scheduler.step_tokens), computed))
+        return steps, perf_counter() - start
+
+
+def _phase(phase: str, watch: _Watch, model, limits: dict) -> list[Line]:
+    network = model.network
+    before = dict(watch.request.seconds)
+    steps, wall = watch.run(first=phase == "prompt")
+    if not steps:
+        return []
+    costs: dict[tuple[str, str], Cost] = {}
+    for i, (rows, context) in enumerate(steps):
+        wanted = 1 if phase == "answer" or i == len(steps) - 1 else 0
+        for stage, ops in stage_costs(model.spec, model.stored_bytes, [rows], [context], network.kv_dtype, wanted).items():
+            for op, cost in ops.items():
+                costs[stage, op] = costs.get((stage, op), Cost()) + cost
+    read = read_limit(limits, sum(cost.bytes for cost in costs.values()) // len(steps))
+    rate = limits["matrix_ops_s"]
+    weights = rate[FLOAT_DTYPES.get(model.dtype, "int8")]
+    attention = rate["float32" if network.kv_dtype == "float32" else "bfloat16"]
+    lines = []
+    timings = network.timings()
+    network.reset_timings()
+    for stage, ops in timings.items():
+        for op, seconds in ops.items():
+            cost = costs.get((stage, op), Cost())
+            compute = cost.flops / (attention if op == "attention" else weights)
+            lines.append(Line(phase, stage, op, seconds, cost.bytes, cost.flops, cost.bytes / read, compute))
+    after = watch.request.seconds["postprocess"] - before["postprocess"]
+    lines.append(Line(phase, "postprocess", "choose", after))
+    inside = sum(line.seconds for line in lines)
+    lines.append(Line(phase, "engine", "python", max(0.0, wall - inside)))
+    return lines
