@@ -37,19 +37,25 @@ class Ours:
             "ways": [""],
             "load_s": median(seconds),
             "packed_bytes": packed.packed_bytes(config.cache_dir(), packed.source_key(files, dtype)),
-            "stored_bytes": sum(self.model.stored_bytes.values()),
+            "stored_bits": self._stored_bits(),
             "max_positions": self.model.spec.max_position_embeddings,
-            "integer": self._integer(),
+            "products": self._products(),
             "machine": _common.machine(self.backend),
         }
         self.decode([1] * 64, 8)
 
-    def _integer(self) -> bool:
-        """Whether the products are of integers: asked for, or because a weight is stored in less than two bytes."""
+    def _stored_bits(self) -> float:
+        """Bits a weight, as the checkpoint stores them."""
         from forwardpass.models import costs
 
-        stored = sum(self.model.stored_bytes.values()) / costs.parameters(self.model.spec)
-        return self.model.dtype in ("int8", "int4") or (self.model.dtype == "auto" and stored < 1.9)
+        return 8 * sum(self.model.stored_bytes.values()) / costs.parameters(self.model.spec)
+
+    def _products(self) -> str:
+        """What most products are of: "int8", "bfloat16" or "float32"."""
+        dtype, bits = self.model.dtype, self._stored_bits()
+        if dtype in ("int8", "int4") or (dtype == "auto" and bits < 15):
+            return "int8"
+        return dtype if dtype != "auto" else "bfloat16" if bits < 24 else "float32"
 
     def ids(self, limit: int) -> list[int]:
         """Token ids of the text that everybody is measured on."""
@@ -144,7 +150,9 @@ class Ours:
         """Operations a second of the matrix instructions that this model's weights call for."""
         from forwardpass import _native
 
-        return _native.matrix_rate(self.backend.pool, self.backend.isa, self.facts["integer"], seconds)
+        products, isa = self.facts["products"], self.backend.isa
+        isa = "avx512" if products == "float32" and isa == "amx" else isa  # tiles don't multiply float32
+        return _native.matrix_rate(self.backend.pool, isa, products == "int8", seconds)
 
 
 class _Clock:

@@ -56,7 +56,8 @@ class Transformers:
             cache = self.library.DynamicCache()
             self.held[len(ids)] = ids, cache, self._step(self.torch.tensor([ids]), cache)
         _, cache, token = self.held[len(ids)]
-        cache.crop(len(ids))
+        if (extra := cache.get_seq_length() - len(ids)) > 0:
+            cache.crop(-extra)
         start = time.perf_counter()
         for _ in range(new - 1):
             token = self._step(token, cache)

@@ -119,12 +119,19 @@ struct TileCore {
         _tile_stored(3, to + block + 256, 64);
       }
     }
+    if (all_visible(x, page)) largest<true>(x, page, data, buffer, most);
+    else largest<false>(x, page, data, buffer, most);
+  }
+
+  template <bool Full>
+  void largest(const Span& x, int64_t page, const uint8_t* data, const float* buffer, float* most) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
-    const bool full = all_visible(x, page);
     for (int r = 0; r < x.rows; ++r) {
-      V m = vload(most + r * 16);
-      for (int b = 0; b < 4; ++b) m = vmax(m, visible_score(x, page, full, r, b, scales, buffer));
-      vstore(most + r * 16, m);
+      const uint64_t visible = Full ? 0 : visible_bits(x, r, page);
+      V s[4];
+#pragma GCC unroll 4
+      for (int b = 0; b < 4; ++b) s[b] = visible_score<Full>(x, visible, r, b, scales, buffer);
+      vstore(most + r * 16, vmax(vmax(vload(most + r * 16), vmax(s[0], s[1])), vmax(s[2], s[3])));
     }
   }
 
@@ -133,36 +140,48 @@ struct TileCore {
     if (next) prefetch_tile(next + i * kTile * sizeof(Element));
   }
 
-  V visible_score(const Span& x, int64_t page, bool full, int r, int b, const float* scales, const float* buffer) {
+  // Bit i: row r sees position 64 * page + i.
+  static uint64_t visible_bits(const Span& x, int r, int64_t page) {
+    auto below = [&](int64_t end) {
+      const int64_t n = end - page * fp::kPage;
+      return n <= 0 ? 0 : n >= 64 ? ~0ull : (1ull << n) - 1;
+    };
+    return below(x.high[r]) & ~below(x.low[r]);
+  }
+
+  template <bool Full>
+  static V visible_score(const Span& x, uint64_t visible, int r, int b, const float* scales, const float* buffer) {
     V s = vload(buffer + (b * x.rows + r) * 16);
     if (kScaled) s = vmul(s, vload(scales + b * 16));
-    return full ? s : hide(x, r, page * fp::kPage + b * 16, s);
+    if (Full) return s;
+    return _mm512_mask_blend_ps(__mmask16(visible >> (16 * b)), vset(-__builtin_inff()), s);
   }
 
   // Scores become p as A tiles, [2 (32 positions)][rows][32] bfloat16, in the first half of the buffer. A row's
   // lines are written where its own scores were.
   void weights(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
+    if (all_visible(x, page)) exponentials<true>(x, page, data, most, buffer, sums);
+    else exponentials<false>(x, page, data, most, buffer, sums);
+  }
+
+  template <bool Full>
+  void exponentials(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
-    const bool full = all_visible(x, page);
     for (int r = 0; r < x.rows; ++r) {
+      const uint64_t visible = Full ? 0 : visible_bits(x, r, page);
       const V shift = vset(-(most[r] * kLog2E));
       V p[4];
 #pragma GCC unroll 4
-      for (int b = 0; b < 4; ++b) {
-        V s = visible_score(x, page, full, r, b, scales, buffer);
-        p[b] = vexp2_short(vfma(s, vset(kLog2E), shift));
-      }
-      V sum = vzero();
+      for (int b = 0; b < 4; ++b)
+        p[b] = vexp2_short(vfma(visible_score<Full>(x, visible, r, b, scales, buffer), vset(kLog2E), shift));
+      vstore(sums + r * 16, vadd(vadd(vadd(p[0], p[1]), p[2]), p[3]));
+      if (kScaled) {
 #pragma GCC unroll 4
-      for (int b = 0; b < 4; ++b) {
-        V to_round = kScaled ? vmul(p[b], vload(scales + fp::kPage + b * 16)) : p[b];
-        __m256i narrow = (__m256i)_mm512_cvtneps_pbh(to_round);
-        uint16_t* line = reinterpret_cast<uint16_t*>(buffer) + ((b / 2) * x.rows + r) * 32 + b % 2 * 16;
-        _mm256_store_si256((__m256i*)line, narrow);
-        V term = kScaled ? p[b] : vbits(ishl<16>(_mm512_cvtepu16_epi32(narrow)));
-        sum = b == 0 ? term : vadd(sum, term);
+        for (int b = 0; b < 4; ++b) p[b] = vmul(p[b], vload(scales + fp::kPage + b * 16));
       }
-      vstore(sums + r * 16, sum);
+      uint16_t* line = reinterpret_cast<uint16_t*>(buffer) + r * 32;
+      _mm512_store_si512(line, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
+      _mm512_store_si512(line + x.rows * 32, (__m512i)_mm512_cvtne2ps_pbh(p[3], p[2]));
     }
   }
 

@@ -143,6 +143,7 @@ void int_rows(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t 
 template <fp::Format F>
 void int_panels(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
                 uint8_t* scratch) {
+  fetch_start(w.panel(p0));
   int32_t* terms = reinterpret_cast<int32_t*>(scratch);
   const int64_t stride = term_count(F, w.k_pad() / fp::kGroup);
   for (int64_t first = 0; first < x.rows; first += kRowChunk) {

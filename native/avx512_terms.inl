@@ -3,7 +3,7 @@
 // namespace, after simd_avx512.h.
 
 constexpr int64_t kRowChunk = 64;  // rows whose terms fit in scratch: 64 rows * (k / 32 groups) * 16 bytes = 32 k
-constexpr int64_t kAhead = 2560;   // bytes that weights are fetched ahead of use
+constexpr int64_t kAhead = 6144;   // bytes that weights are fetched ahead of use
 
 inline __m512i broadcast4(const void* p) {
   int32_t v;
@@ -11,10 +11,15 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(v);
 }
 
+// Into L2 only: L1 is quicker at taking lines from there by itself (measured: 0.93 of the read limit, not 0.88).
 template <int Lines>
 inline void fetch_ahead(const uint8_t* p) {
 #pragma GCC unroll 16
-  for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + 64 * i), _MM_HINT_T0);
+  for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + 64 * i), _MM_HINT_T1);
+}
+// What fetch_ahead never reaches: the start of a thread's weights.
+inline void fetch_start(const uint8_t* p) {
+  for (int64_t i = 0; i < kAhead; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T1);
 }
 
 // int32 terms of a row, by format:

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 
@@ -372,6 +373,12 @@ NB_MODULE(_native, m) {
         return out;
       })
       .def("reset_timings", [](PyProgram& self) { self.program.reset_timings(); });
+
+  m.def("bounds", [](Ints values) {
+    require(values.size() > 0, "bounds of nothing");
+    auto [least, most] = std::minmax_element(values.data(), values.data() + values.size());
+    return nb::make_tuple(*least, *most);
+  }, "(least, greatest) of an int32 array.");
 
   // Rows of logits: what sampling needs of a large vocabulary without sorting it.
   m.def("argmax", [](ConstFloats row) { return fp::argmax(row.data(), int64_t(row.size())); });

@@ -44,8 +44,9 @@ Pool::Pool(int size) : size_(size), process_(getpid()), barrier_(size) {
 }
 
 Pool::~Pool() {
-  if (forked()) {  // nobody to wake and nobody to wait for
+  if (forked()) {  // nobody to wake and nobody to wait for: those who wait at `wake_` exist in the parent only
     for (auto& thread : threads_) thread.detach();
+    (void)wake_.release();
     return;
   }
   {
@@ -53,7 +54,7 @@ Pool::~Pool() {
     stop_ = true;
     generation_.fetch_add(1, std::memory_order_release);
   }
-  wake_.notify_all();
+  wake_->notify_all();
   for (auto& thread : threads_) thread.join();
 }
 
@@ -63,7 +64,7 @@ void Pool::work(int tid) {
     for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) cpu_relax();
     if (generation_.load(std::memory_order_acquire) == seen) {
       std::unique_lock<std::mutex> lock(sleep_);
-      wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+      wake_->wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
     }
     ++seen;
     if (stop_) return;
@@ -88,7 +89,7 @@ void Pool::run(const std::function<void(int)>& job) {
       std::lock_guard<std::mutex> lock(sleep_);
       generation_.fetch_add(1, std::memory_order_release);
     }
-    wake_.notify_all();
+    wake_->notify_all();
   }
   {
     DenormalGuard guard;

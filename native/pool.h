@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -47,7 +48,7 @@ class Pool {
   Barrier barrier_;
   std::mutex running_;
   std::mutex sleep_;
-  std::condition_variable wake_;
+  std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> unfinished_{0};
   const std::function<void(int)>* job_ = nullptr;

@@ -15,6 +15,8 @@ constexpr int64_t kOwnRows = 4;
 // fixed contiguous panels: one stream of weights a thread.
 constexpr int64_t kStaticRows = 8;
 constexpr int64_t kChunk = 4;  // panels taken at a time
+// What a thread asks for of its next stream of weights before it waits for the others: hides the latency of its start.
+constexpr int64_t kFetchAhead = 4096;
 
 int64_t activation_bytes(ActKind kind, int64_t rows, int64_t k) {
   Activations a{kind, rows, k, nullptr, nullptr, nullptr};
@@ -100,6 +102,30 @@ void Program::prepare_memory(const Step& step) {
   for (size_t i = 0; i < ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
 }
 
+// The panels of all parts of an op, one part after the other. A gated pair counts once: one thread makes up, then gate.
+int64_t Program::panels(const Op& op) {
+  int64_t total = 0;
+  for (const LinearPart& part : op.parts) {
+    total += part.w.panels();
+    if (op.kind == OpKind::Gated) break;
+  }
+  return total;
+}
+
+void Program::fetch_ahead(size_t index, const Team& team) const {
+  for (size_t i = index + 1; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    if (op.kind != OpKind::Linear && op.kind != OpKind::Gated) continue;
+    int64_t first = panels(op) * team.tid / team.size;
+    // A gated op reads `up`, its second part, first.
+    size_t part = op.kind == OpKind::Gated ? 1 : 0;
+    while (first >= op.parts[part].w.panels()) first -= op.parts[part++].w.panels();
+    const uint8_t* begin = op.parts[part].w.panel(first);
+    for (int64_t at = 0; at < kFetchAhead; at += 64) __builtin_prefetch(begin + at);
+    return;
+  }
+}
+
 void Program::linear(Op& op, int index, const Step& step, const Team& team) {
   const float* in = buffer(op.in);
   const int64_t in_width = widths_[size_t(op.in)], rows = step.rows;
@@ -117,10 +143,8 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
     team.barrier();
   }
 
-  // Panels of all parts, one after the other. A gated pair counts once: the same thread makes up, then gate.
   const bool gated = op.kind == OpKind::Gated;
-  int64_t total = 0;
-  for (size_t i = 0; i < (gated ? 1 : op.parts.size()); ++i) total += op.parts[i].w.panels();
+  const int64_t total = panels(op);
   const int64_t ld = widths_[size_t(op.out)];
   auto take = [&](int64_t begin, int64_t end) {
     int64_t first = 0;
@@ -143,6 +167,7 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
   };
   if (rows <= kStaticRows) {
     take(total * team.tid / team.size, total * (team.tid + 1) / team.size);
+    fetch_ahead(size_t(index), team);
   } else {
     for (;;) {
       int64_t begin = counters_[index].fetch_add(kChunk, std::memory_order_relaxed);
@@ -197,9 +222,11 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
 void Program::run(const Step& step, bool timed) {
   prepare_memory(step);
   Barrier& barrier = pool_->barrier();
-  pool_->run([&](int tid) {
+  // A look-up of a few rows is done before a second thread has woken up.
+  const bool alone = !heavy_ && step.rows <= kOwnRows;
+  auto work = [&](int tid) {
     Memory& scratch = scratch_[size_t(tid)];
-    Team team{tid, pool_->size(), &barrier,
+    Team team{tid, alone ? 1 : pool_->size(), &barrier,
               [](void* shared, int) { static_cast<Barrier*>(shared)->wait(); },
               scratch.data, scratch.bytes, common_.data, common_.bytes};
     using clock = std::chrono::steady_clock;
@@ -212,7 +239,13 @@ void Program::run(const Step& step, bool timed) {
         run_op(ops_[i], int(i), step, team);
       }
     }
-  });
+  };
+  if (alone) {
+    DenormalGuard guard;
+    work(0);
+  } else {
+    pool_->run(work);
+  }
 }
 
 }  // namespace fp

@@ -74,7 +74,10 @@ class Program {
   Program(std::shared_ptr<Pool> pool, const Kernels& kernels) : pool_(std::move(pool)), kernels_(kernels) {}
 
   int add_buffer(int64_t width) { widths_.push_back(width); return int(widths_.size()) - 1; }
-  void add(Op op) { ops_.push_back(std::move(op)); }
+  void add(Op op) {
+    heavy_ = heavy_ || op.kind == OpKind::Linear || op.kind == OpKind::Gated || op.kind == OpKind::Attention;
+    ops_.push_back(std::move(op));
+  }
   const std::vector<Op>& ops() const { return ops_; }
   const char* isa() const { return kernels_.name; }
   int64_t width(int buffer) const { return widths_.at(size_t(buffer)); }
@@ -93,6 +96,8 @@ class Program {
     void reserve(int64_t wanted);
   };
 
+  static int64_t panels(const Op& op);
+  void fetch_ahead(size_t index, const Team& team) const;
   void prepare_memory(const Step& step);
   void run_op(Op& op, int index, const Step& step, const Team& team);
   void linear(Op& op, int index, const Step& step, const Team& team);
@@ -102,6 +107,7 @@ class Program {
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;
   std::vector<Op> ops_;
+  bool heavy_ = false;  // has matrix products
   std::vector<int64_t> widths_;
   std::vector<float*> bound_;
   std::vector<Memory> buffers_;

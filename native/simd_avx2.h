@@ -110,6 +110,19 @@ inline V vselect_lt(const V& a, const V& b, const V& x, const V& y) {
   return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
 }
+inline __m256 fraction8(__m256 a) {
+  a = _mm256_max_ps(_mm256_set1_ps(-127.0f), a);
+  __m256 whole = _mm256_floor_ps(a), f = _mm256_sub_ps(a, whole);
+  __m256 above = _mm256_cmp_ps(_mm256_add_ps(f, whole), a, _CMP_GT_OQ);  // rounded up: one step back
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(f), _mm256_castps_si256(above)));
+}
+inline V vfraction(const V& x) { return {fraction8(x.a), fraction8(x.b)}; }
+inline __m256 scale8(__m256 a, __m256 b) {
+  __m256i n = _mm256_cvttps_epi32(_mm256_floor_ps(_mm256_max_ps(_mm256_set1_ps(-127.0f), b)));  // NaN: INT_MIN, no shift
+  __m256i u = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(n, 23));
+  return _mm256_castsi256_ps(_mm256_and_si256(u, _mm256_cmpgt_epi32(u, _mm256_set1_epi32((1 << 23) - 1))));
+}
+inline V vscale2(const V& x, const V& y) { return {scale8(x.a, y.a), scale8(x.b, y.b)}; }
 inline I vround_i32(const V& x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline V vfrom_i32(const I& x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 

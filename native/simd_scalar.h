@@ -50,6 +50,24 @@ inline V vselect_first(int n, const V& a, const V& b) { V r; FP_LANES r.v[i] = i
 inline V vselect_lt(const V& a, const V& b, const V& x, const V& y) {
   V r; FP_LANES r.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]; return r;
 }
+// a - floor(a) rounded towards zero (as vreduceps does; a < -127 may give any fraction), and a * 2^floor(b) for
+// 1 <= a <= 2, b <= 126: 0 below 2^-126.
+inline V vfraction(const V& a) {
+  V r;
+  FP_LANES {
+    float whole = std::floor(a.v[i]), f = a.v[i] < -127.0f ? 0.0f : a.v[i] - whole;
+    r.v[i] = f + whole > a.v[i] ? fp::bits_to_f32(fp::f32_to_bits(f) - 1) : f;
+  }
+  return r;
+}
+inline V vscale2(const V& a, const V& b) {
+  V r;
+  FP_LANES {
+    int32_t u = int32_t(fp::f32_to_bits(a.v[i])) + int32_t(std::fmax(std::floor(b.v[i]), -127.0f)) * (1 << 23);
+    r.v[i] = b.v[i] != b.v[i] ? a.v[i] : u < (1 << 23) ? 0.0f : fp::bits_to_f32(uint32_t(u));
+  }
+  return r;
+}
 inline I vround_i32(const V& a) { I r; FP_LANES r.v[i] = int32_t(std::nearbyint(a.v[i])); return r; }  // |a| < 2^31
 inline V vfrom_i32(const I& a) { V r; FP_LANES r.v[i] = float(a.v[i]); return r; }
 inline V vbits(const I& a) { V r; std::memcpy(r.v, a.v, 64); return r; }

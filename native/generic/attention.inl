@@ -4,8 +4,8 @@
 //   score  of a position: for every 32 dimensions even = odd = 0, 16 steps of fma on even and on odd dimensions,
 //          score += even + odd, which is what an AMX tile product does; INT8: then score *= k_scale[position]
 //   p      e^(score - the largest visible score); invisible positions have p = 0
-//   sum    per page sixteen lanes, over its four blocks of 16 positions in order; pages in order; then the tree.
-//          BF16 sums p as rounded to bfloat16; INT8 and F32 sum p as it is
+//   sum    of p, before it is rounded: per page sixteen lanes, over its four blocks of 16 positions in order; pages in
+//          order; then the tree
 //   out    for every 32 positions even = odd = 0, 16 steps of fma on even and on odd positions, out += even + odd,
 //          with p rounded to bfloat16 (INT8: p * v_scale[position], rounded); then out / sum
 // F32: one fma chain over dimensions, one over positions, nothing rounded.

@@ -88,38 +88,51 @@ inline void prepare_row(const fp::Norm& norm, const float* in, fp::Activations& 
   }
 }
 
-inline float stored_weight(const fp::Matrix& w, const uint8_t* panel, int64_t o, int64_t k) {
-  const uint16_t* halves;
-  switch (w.format) {
-    case fp::Format::F32: return reinterpret_cast<const float*>(panel)[k * 16 + o];
-    case fp::Format::F16: return fp::f16_to_f32(reinterpret_cast<const uint16_t*>(panel)[k * 16 + o]);
-    case fp::Format::BF16:
-      return fp::bf16_to_f32(reinterpret_cast<const uint16_t*>(panel)[(k / 2) * 32 + o * 2 + k % 2]);
-    case fp::Format::Q4: {
-      const uint8_t* block = panel + k / 32 * 320;
-      int column = int(k % 32);
-      int byte = block[column / 8 * 64 + o * 4 + column % 4];
-      int q = (column % 8 < 4 ? byte & 15 : byte >> 4) - 8;
-      const int16_t* dm = reinterpret_cast<const int16_t*>(block + 256) + o * 2;
-      return float(dm[0] * q + dm[1]);
-    }
-    default: {
-      const uint8_t* block = panel + k / 64 * fp::block_bytes(w.format);
-      int column = int(k % 64);
-      float q = float(int(block[column / 4 * 64 + o * 4 + column % 4]) - 128);
-      if (w.format == fp::Format::Q8C) return q;
-      halves = reinterpret_cast<const uint16_t*>(block + 1024) + column / 32 * 16 + o;
-      float d = fp::f16_to_f32(halves[0]);
-      return w.format == fp::Format::Q8 ? q * d : std::fma(q, d, fp::f16_to_f32(halves[32]));
-    }
+template <fp::Format F>
+inline float stored_weight(const uint8_t* panel, int64_t o, int64_t k) {
+  using fp::Format;
+  if constexpr (F == Format::F32) {
+    return reinterpret_cast<const float*>(panel)[k * 16 + o];
+  } else if constexpr (F == Format::F16) {
+    return fp::f16_to_f32(reinterpret_cast<const uint16_t*>(panel)[k * 16 + o]);
+  } else if constexpr (F == Format::BF16) {
+    return fp::bf16_to_f32(reinterpret_cast<const uint16_t*>(panel)[(k / 2) * 32 + o * 2 + k % 2]);
+  } else if constexpr (F == Format::Q4) {
+    const uint8_t* block = panel + k / 32 * 320;
+    int column = int(k % 32);
+    int byte = block[column / 8 * 64 + o * 4 + column % 4];
+    int q = (column % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+    const int16_t* dm = reinterpret_cast<const int16_t*>(block + 256) + o * 2;
+    return float(dm[0] * q + dm[1]);
+  } else {
+    const uint8_t* block = panel + k / 64 * fp::block_bytes(F);
+    int column = int(k % 64);
+    float q = float(int(block[column / 4 * 64 + o * 4 + column % 4]) - 128);
+    if constexpr (F == Format::Q8C) return q;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + 1024) + column / 32 * 16 + o;
+    float d = fp::f16_to_f32(halves[0]);
+    if constexpr (F == Format::Q8M) return std::fma(q, d, fp::f16_to_f32(halves[32]));
+    return q * d;
   }
 }
 
-inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
+template <fp::Format F>
+inline void lookup_as(const fp::Matrix& w, int64_t row, float* out) {
   const uint8_t* panel = w.panel(row / 16);
-  const int64_t o = row % 16;
-  const float scale = fp::has_row_scale(w.format) ? w.row_scale()[row] : 1.0f;
-  for (int64_t k = 0; k < w.k; ++k) out[k] = stored_weight(w, panel, o, k) * scale;
+  const float scale = fp::has_row_scale(F) ? w.row_scale()[row] : 1.0f;
+  for (int64_t k = 0; k < w.k; ++k) out[k] = stored_weight<F>(panel, row % 16, k) * scale;
+}
+
+inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
+  switch (w.format) {
+    case fp::Format::F32: return lookup_as<fp::Format::F32>(w, row, out);
+    case fp::Format::F16: return lookup_as<fp::Format::F16>(w, row, out);
+    case fp::Format::BF16: return lookup_as<fp::Format::BF16>(w, row, out);
+    case fp::Format::Q4: return lookup_as<fp::Format::Q4>(w, row, out);
+    case fp::Format::Q8: return lookup_as<fp::Format::Q8>(w, row, out);
+    case fp::Format::Q8M: return lookup_as<fp::Format::Q8M>(w, row, out);
+    case fp::Format::Q8C: return lookup_as<fp::Format::Q8C>(w, row, out);
+  }
 }
 
 inline void add_row(float* out, const float* x, int64_t k) {

@@ -27,7 +27,7 @@ class Packed:
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
 """The engine: requests in, tokens out, one step at a time.
 
-Every thread that wants an answer drives the same engine: it takes the lock and runs a step, which advances all requests
+Every thread that wants an answer drives the same engine: it takes its turn and runs a step, which advances all requests
 in it, its own and everybody else's. So there is no background thread to start, stop or leak, and an interrupt lands
-where the caller is. A request that fails takes nobody with it.
+where the caller is: the step it hit is planned again. A request that fails takes nobody with it, and its error is
+raised where it is waited for. What is cancelled in the middle of a step, perhaps by the garbage collector, ends after it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -16,10 +18,11 @@ import numpy as np
 
 from forwardpass.cache.blocks import BlockPool, blocks_for
 from forwardpass.cache.prefix import PrefixCache
-from forwardpass.contracts import CacheView, Completion, Packed, Piece
+from forwardpass.contracts import PAGE, CacheView, Completion, Packed, Piece
 from forwardpass.decoding.params import SamplingParams, TokenFacts
-from forwardpass.errors import CapacityError, ForwardpassError
+from forwardpass.errors import CapacityError, ForwardpassError, ParameterError
 from forwardpass.scheduler.scheduler import Scheduler, Sequence, Work
+from forwardpass.scheduler.turns import Turns
 from forwardpass.stages.decode import decode
 from forwardpass.stages.embed import embed
 from forwardpass.stages.postprocess import Choice
@@ -28,12 +31,15 @@ from forwardpass.stages.project import project
 PROJECT_ROWS = 64
 """Rows projected at once where logits of whole texts are wanted: bounds the memory of a large vocabulary."""
 
+STAGES = ("preprocess", "embed", "decode", "project", "postprocess")
+
 
 @dataclass(eq=False)
 class Request:
     """One prompt with its parameters, and what has become of it.
 
-    pieces: (choice index, Piece) not yet collected;  seconds: by stage, of the steps it took part in.
+    pieces: (choice index, Piece) not yet collected;  error: why it ended before it was done, if so;
+    seconds: by stage; "preprocess" is the time before the engine got it, the others are of the steps it took part in.
     """
 
     prompt_ids: list[int]
@@ -41,7 +47,7 @@ class Request:
     sequences: list[Sequence]
     started: float
     pieces: deque = field(default_factory=deque)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("embed", "decode", "project", "postprocess"), 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     first_token: float | None = None
     ended: float | None = None
     error: BaseException | None = None
@@ -60,103 +66,118 @@ class Request:
         return [choice.completion(prompt_index=prompt_index, timings=self.timings()) for choice in self.choices]
 
 
+class _NoText:
+    """The text of an answer whose model has no tokenizer: token ids are all there is."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 class Engine:
-    """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: KV blocks of 64 positions at most."""
+    """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: KV blocks of 64 positions at most.
+
+    steps: how many were computed;  last: of the newest one, (new tokens, positions cached before) of each sequence, and
+    the number of rows that became logits.
+    """
 
     def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
         self.network = network
         self.facts = facts
         self.tokenizer = tokenizer
-        self.memory = network.kv_memory(blocks)
+        self.memory, blocks = _memory(network, blocks)
         self.pool = BlockPool(self.memory, blocks)
         self.prefixes = PrefixCache(self.pool)
         self.scheduler = Scheduler(self.pool, self.prefixes)
         self.steps = 0
-        self._lock = threading.RLock()
+        self.last: tuple[list[tuple[int, int]], int] = ([], 0)
+        self._turns = Turns()
         self._owners: dict[int, tuple[Request, int]] = {}  # id(sequence) -> request, index of the choice
+        self._leaving: deque[Request] = deque()
+        self._closed = False
 
     def add(self, prompt_ids: list[int], params: SamplingParams, started: float | None = None) -> Request:
         """Queue a request. Raises CapacityError if its text can never fit into the cache."""
-        longest = len(prompt_ids) + params.max_new_tokens
+        longest = len(prompt_ids) + params.max_new_tokens - 1  # the last token is chosen, never computed
         if blocks_for(longest) > self.pool.size:
             raise CapacityError(f"the request needs {longest} positions of KV cache; the engine has room for "
-                                f"{self.pool.size * 64}; shorten the prompt or lower max_new_tokens")
-        choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i)
+                                f"{self.pool.size * PAGE}; shorten the prompt or lower max_new_tokens")
+        if params.stop and self.tokenizer is None:
+            raise ParameterError("stop strings need the model's tokenizer; this model has none: use stop_token_ids")
+        choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i,
+                          text_stream=None if self.tokenizer else _NoText())
                    for i in range(params.num_return_sequences)]
         sequence = Sequence(list(prompt_ids))
-        request = Request(prompt_ids, choices, [sequence], perf_counter() if started is None else started)
-        with self._lock:
+        now = perf_counter()
+        request = Request(prompt_ids, choices, [sequence], now if started is None else started)
+        request.seconds["preprocess"] = now - request.started
+        with self._turn():
+            if self._closed:
+                raise ParameterError("the model is closed; load it again to use it")
             self._owners[id(sequence)] = request, 0
             self.scheduler.add(sequence)
         return request
 
     def advance(self, request: Request) -> None:
         """Run one step unless the request has something to collect already. Raises the request's error, if any."""
-        with self._lock:
+        with self._turn():
             if not request.done and not request.pieces:
-                self.step()
-        if request.error is not None:
+                self._step()
+        if request.error is not None and not request.pieces:
             raise request.error
 
     def run(self, requests: list[Request]) -> None:
         """Until all of these are done; the first error among them is raised once the others are cancelled."""
         try:
-            for request in requests:
-                while not request.done:
-                    with self._lock:
-                        if not request.done:
-                            self.step()
-                if request.error is not None:
-                    raise request.error
+            waiting = list(requests)
+            while waiting:
+                with self._turn():
+                    if not any(request.done for request in waiting):
+                        self._step()
+                for request in waiting:
+                    if request.error is not None:
+                        raise request.error
+                waiting = [request for request in waiting if not request.done]
         finally:
             for request in requests:
                 self.cancel(request)
 
-    def cancel(self, request: Request) -> None:
-        """End a request at once and free what it holds. Harmless for one that has ended."""
-        with self._lock:
-            if request.done:
-                return
-            for choice in request.choices:
-                choice.finish("cancelled")
-            self._end(request)
+    def cancel(self, request: Request, wait: bool = True) -> None:
+        """End a request and free what it holds. Harmless for one that has ended.
+
+        wait: return when that is so; otherwise whoever is inside the engine now does it on leaving, as it does for a
+        call from inside a step.
+        """
+        if request.done:
+            return
+        self._leaving.append(request)
+        if wait and not self._turns.mine:
+            with self._turn():
+                pass
+        else:
+            self._settle()
 
     def step(self) -> None:
-        """Compute one planned step and hand its results out."""
-        with self._lock:
-            plan = self.scheduler.plan()
-            if not plan:
-                return
-            self.steps += 1
-            requests = {id(r): r for r in (self._owners[id(work.sequence)][0] for work in plan)}.values()
-            try:
-                rows, seconds = self._compute(plan)
-            except BaseException as error:
-                for request in requests:
-                    request.error = error if isinstance(error, ForwardpassError) else None
-                    self._end(request)
-                raise
-            start = perf_counter()
-            final = iter(rows)
-            for work in plan:
-                self.scheduler.done(work)
-                if work.final:
-                    self._choose(work.sequence, next(final))
-            seconds["postprocess"] = perf_counter() - start
-            for request in requests:
-                for stage, time in seconds.items():
-                    request.seconds[stage] += time
+        """Compute one planned step and hand its results out. An error of a request is kept for who waits for it."""
+        with self._turn():
+            self._step()
 
     def forward(self, ids: list[int], consume, *, logits: bool = True) -> None:
-        """Run one text through the stages and pass its rows on: consume(first row, float32 [rows, vocab or hidden])."""
+        """Run one text through the stages and pass its rows on: consume(first row, float32 [rows, vocab or hidden]).
+
+        Running requests give up their blocks where there are not enough free ones, and are computed again later.
+        """
+        if blocks_for(len(ids)) > self.pool.size:
+            raise CapacityError(f"the text needs {len(ids)} positions of KV cache; the engine has room for "
+                                f"{self.pool.size * PAGE}; shorten the text")
         sequence = Sequence(list(ids))
-        with self._lock:
+        with self._turn():
             try:
                 while sequence.behind:
                     count = min(sequence.behind, self.scheduler.step_tokens)
-                    if not self.scheduler.reserve(sequence, sequence.computed + count):
-                        raise CapacityError(f"{len(ids)} positions of KV cache are not free; wait for running requests "
-                                            "or shorten the text")
+                    self.scheduler.reserve(sequence, sequence.computed + count)
                     first = sequence.computed
                     hidden = self._hidden([Work(sequence, count, False)])
                     if not logits:
@@ -170,10 +191,74 @@ class Engine:
                 self.scheduler.finish(sequence, keep=False)
 
     def close(self) -> None:
-        with self._lock:
-            for request in {id(r): r for r, _ in self._owners.values()}.values():
-                self.cancel(request)
+        """Cancel all requests, whoever waits for them, and take no more."""
+        with self._turn():
+            self._closed = True
+            self._leaving.extend({id(r): r for r, _ in self._owners.values()}.values())
+            self._end_leaving()
             self.prefixes.clear()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Alone in the engine. Those who left meanwhile are shown out before and after."""
+        try:
+            with self._turns:
+                self._end_leaving()
+                try:
+                    yield
+                finally:
+                    self._end_leaving()
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Show out who is leaving, unless somebody is inside: they do it before and after."""
+        while self._leaving and self._turns.enter_if_free():
+            try:
+                self._end_leaving()
+            finally:
+                self._turns.leave()
+
+    def _end_leaving(self) -> None:
+        while self._leaving:
+            request = self._leaving.popleft()
+            if not request.done:
+                for choice in request.choices:
+                    choice.finish("cancelled")
+                self._end(request)
+
+    def _step(self) -> None:
+        plan = self.scheduler.plan()
+        if not plan:
+            return
+        owners = [self._owners[id(work.sequence)][0] for work in plan]
+        requests = {id(request): request for request in owners}.values()
+        try:
+            rows, seconds = self._compute(plan)
+        except Exception as error:  # an interrupt is nobody's error: nothing has been noted, so the step is planned again
+            for request in requests:
+                self._fail(request, error)
+            return
+        start = perf_counter()
+        final = iter(rows)
+        for work, request in zip(plan, owners, strict=True):
+            row = next(final) if work.final else None
+            if request.done:  # another of its choices failed
+                continue
+            try:
+                self.scheduler.done(work)
+                if row is not None:
+                    self._choose(work.sequence, row)
+            except Exception as error:
+                self._fail(request, error)
+            except BaseException:
+                # Which half of a token was noted is unknown. Later ones of the plan are simply planned again.
+                self._fail(request, ForwardpassError("interrupted while the next token was chosen; send it again"))
+                raise
+        seconds["postprocess"] = perf_counter() - start
+        for request in requests:
+            for stage, time in seconds.items():
+                request.seconds[stage] += time
 
     def _hidden(self, plan: list[Work], seconds: dict[str, float] | None = None):
         """Stages 2 and 3 for a plan."""
@@ -188,6 +273,8 @@ class Engine:
 
     def _compute(self, plan: list[Work]) -> tuple[np.ndarray, dict[str, float]]:
         """Logits of the plan's final rows, in order, and seconds by stage."""
+        self.steps += 1
+        self.last = [(work.count, work.sequence.computed) for work in plan], sum(work.final for work in plan)
         seconds: dict[str, float] = {}
         hidden = self._hidden(plan, seconds)
         start = perf_counter()
@@ -209,17 +296,12 @@ class Engine:
         else:
             chosen = [(index, sequence)]
         for number, one in chosen:
-            if request.error is None and request.choices[number].finish_reason is None:
+            if request.choices[number].finish_reason is None:
                 self._accept(request, number, one, row)
 
     def _accept(self, request: Request, index: int, sequence: Sequence, row: np.ndarray) -> None:
         choice = request.choices[index]
-        try:
-            piece: Piece = choice.accept(row)
-        except ForwardpassError as error:
-            request.error = error
-            self._end(request)
-            return
+        piece: Piece = choice.accept(row)
         if request.first_token is None:
             request.first_token = perf_counter()
         request.pieces.append((index, piece))
@@ -230,11 +312,26 @@ class Engine:
             if all(other.finish_reason is not None for other in request.choices):
                 self._end(request)
 
+    def _fail(self, request: Request, error: Exception) -> None:
+        request.error = error
+        self._end(request)
+
     def _end(self, request: Request) -> None:
-        request.ended = perf_counter()
         for sequence in request.sequences:
             if self._owners.pop(id(sequence), None) is not None:
                 self.scheduler.finish(sequence, keep=request.error is None)
+        request.ended = perf_counter()
+
+
+def _memory(network, blocks: int):
+    """(KV memory, its blocks): fewer than asked for where the system grants no address space for so many."""
+    while True:
+        try:
+            return network.kv_memory(blocks), blocks
+        except MemoryError:
+            if blocks == 1:
+                raise CapacityError("there is no memory for a single KV block; free some memory") from None
+            blocks = -(-blocks // 2)
 
 
 def _arrays(plan: list[Work]) -> tuple[Packed, CacheView]:

@@ -20,6 +20,7 @@ _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu": 4, "q
 Matrix = _native.Matrix
 KvMemory = _native.KvMemory
 Region = _native.Region
+bounds = _native.bounds  # (least, greatest) of an int32 array
 
 
 def chosen_isa() -> str:

@@ -18,18 +18,18 @@ class BlockPool:
     """memory: has clear(block) and copy(from, to), e.g. a KvMemory. Blocks never used before need no clearing."""
 
     def __init__(self, memory, blocks: int):
+        self.size = blocks
         self._memory = memory
-        self._holders = [0] * blocks
+        self._holders: list[int] = []  # of the blocks that were ever used; there may be room for millions
         self._used: list[int] = []  # returned blocks: they hold old values until cleared
-        self._fresh = 0  # blocks from here on were never used
-
-    @property
-    def size(self) -> int:
-        return len(self._holders)
 
     @property
     def free(self) -> int:
-        return len(self._used) + self.size - self._fresh
+        return len(self._used) + self.size - len(self._holders)
+
+    def holders(self, block: int) -> int:
+        """How many hold this block; 0 = it is free."""
+        return self._holders[block] if block < len(self._holders) else 0
 
     def take(self) -> int | None:
         """A zeroed block held once, or None if all are taken."""
@@ -37,23 +37,23 @@ class BlockPool:
             block = self._used.pop()
             # Rows that nobody may see are multiplied by zero, so what is left there must at least be a number.
             self._memory.clear(block)
-        elif self._fresh < self.size:
-            block = self._fresh
-            self._fresh += 1
+            self._holders[block] = 1
+        elif len(self._holders) < self.size:
+            block = len(self._holders)
+            self._holders.append(1)
         else:
             return None
-        self._holders[block] = 1
         return block
 
     def share(self, block: int) -> None:
         """One more sequence holds this block."""
-        if self._holders[block] < 1:
+        if self.holders(block) < 1:
             raise AssertionError(f"block {block} is free and cannot be shared")
         self._holders[block] += 1
 
     def give_back(self, block: int) -> None:
         """One sequence fewer holds this block; the last one frees it."""
-        if self._holders[block] < 1:
+        if self.holders(block) < 1:
             raise AssertionError(f"block {block} is free already")
         self._holders[block] -= 1
         if self._holders[block] == 0:

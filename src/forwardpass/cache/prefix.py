@@ -6,7 +6,7 @@ never changes an answer. Kept texts are dropped, the least recently used first, 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,10 +27,23 @@ class PrefixCache:
 
     def keep(self, tokens: Sequence[int], blocks: list[int]) -> None:
         """Takes over the caller's hold on `blocks`, which cover exactly the positions of `tokens`."""
+        new = np.asarray(tokens, np.int32)
+        for number, (kept, _) in list(self._texts.items()):
+            if kept.size >= new.size and np.array_equal(kept[: new.size], new):  # nothing that is not kept already
+                self._texts.move_to_end(number)
+                self._give_back(blocks)
+                return
+            if kept.size < new.size and np.array_equal(kept, new[: kept.size]):  # an earlier turn of the same chat
+                self._give_back(self._texts.pop(number)[1])
         while len(self._texts) >= MAX_TEXTS:
             self.drop_oldest()
-        self._texts[self._next] = (np.asarray(tokens, np.int32), blocks)
+        self._texts[self._next] = (new, blocks)
         self._next += 1
+
+    def reclaimable(self) -> int:
+        """Blocks that dropping all kept texts would free: nobody else holds them."""
+        held = Counter(block for _, blocks in self._texts.values() for block in blocks)
+        return sum(self._pool.holders(block) == count for block, count in held.items())
 
     def match(self, tokens: Sequence[int], limit: int) -> tuple[int, list[int]]:
         """(positions that need no computing, blocks held for them), at most `limit` positions.
@@ -65,10 +78,13 @@ class PrefixCache:
         if not self._texts:
             return False
         _, (_, blocks) = self._texts.popitem(last=False)
-        for block in blocks:
-            self._pool.give_back(block)
+        self._give_back(blocks)
         return True
 
     def clear(self) -> None:
         while self.drop_oldest():
             pass
+
+    def _give_back(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._pool.give_back(block)

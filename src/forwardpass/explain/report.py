@@ -12,8 +12,6 @@ from forwardpass.explain.machine import read_limit
 from forwardpass.explain.verdict import Line, verdict
 from forwardpass.models.costs import Cost, stage_costs
 
-FLOAT_DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
-
 
 @dataclass(frozen=True)
 class Report:
@@ -51,7 +49,7 @@ class Report:
 
 
 def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
-    """Answer `prompt` (text, token ids or messages) alone on the engine, timed."""
+    """Answer `prompt` (text, token ids or messages), timed. Other requests that share its steps are counted with it."""
     limits = measured.measured()
     network, engine = model.network, model.engine
     start = perf_counter()
@@ -67,27 +65,24 @@ def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
     finally:
         network.backend.timed = False
         stream.close()
+    if watch.request.error is not None:
+        raise watch.request.error
     return Report(stream.completion, tuple(lines), limits, verdict(lines))
 
 
 class _Watch:
-    """Steps one stream and notes what each step computed."""
+    """Steps the engine for one stream and notes what each step computed."""
 
     def __init__(self, engine, stream):
         self.engine = engine
         self.request = stream._request
 
-    def run(self, first: bool) -> tuple[list[tuple[int, int]], float]:
-        """Until the first token, or to the end: ([(new tokens, tokens cached before)] of each step, seconds)."""
-        sequence = self.request.sequences[0]
+    def run(self, first: bool) -> tuple[list[tuple[list[tuple[int, int]], int]], float]:
+        """Until the first token, or to the end: (Engine.last of each step, seconds)."""
         steps, start = [], perf_counter()
         while not self.request.done and not (first and self.request.first_token is not None):
-            before = len(sequence.tokens)
-            computed = sequence.computed
             self.engine.step()
-            if not steps:
-                computed = max(computed, sequence.reused)
-            steps.append((min(before - computed, self.engine.scheduler.step_tokens), computed))
+            steps.append(self.engine.last)
         return steps, perf_counter() - start
 
 
@@ -98,14 +93,14 @@ def _phase(phase: str, watch: _Watch, model, limits: dict) -> list[Line]:
     if not steps:
         return []
     costs: dict[tuple[str, str], Cost] = {}
-    for i, (rows, context) in enumerate(steps):
-        wanted = 1 if phase == "answer" or i == len(steps) - 1 else 0
-        for stage, ops in stage_costs(model.spec, model.stored_bytes, [rows], [context], network.kv_dtype, wanted).items():
+    for sequences, wanted in steps:
+        rows, contexts = zip(*sequences, strict=True)
+        for stage, ops in stage_costs(model.spec, model.stored_bytes, rows, contexts, network.kv_dtype, wanted).items():
             for op, cost in ops.items():
                 costs[stage, op] = costs.get((stage, op), Cost()) + cost
     read = read_limit(limits, sum(cost.bytes for cost in costs.values()) // len(steps))
     rate = limits["matrix_ops_s"]
-    weights = rate[FLOAT_DTYPES.get(model.dtype, "int8")]
+    weights = rate[model.arithmetic]
     attention = rate["float32" if network.kv_dtype == "float32" else "bfloat16"]
     lines = []
     timings = network.timings()

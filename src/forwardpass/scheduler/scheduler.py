@@ -20,13 +20,14 @@ STEP_TOKENS = 512
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One text being computed. tokens: prompt and answer so far;  computed: how many of them are in the cache."""
+    """One text being computed. tokens: prompt and answer so far;  computed: how many of them are in the cache;
+    reused: how many it found there when it was last started.
+    """
 
     tokens: list[int]
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     reused: int = 0
-    started: bool = False
 
     @property
     def behind(self) -> int:
@@ -65,7 +66,7 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: s.behind > 1):
             if budget == 0:
                 break
-            if sequence not in self.running:  # preempted for the sake of an older one
+            if not sequence.blocks:  # preempted for the sake of an older one
                 continue
             count = self._make_room(sequence, min(sequence.behind, budget), planned)
             if count:
@@ -101,24 +102,27 @@ class Scheduler:
             for block in held:
                 self.pool.give_back(block)
 
-    def reserve(self, sequence: Sequence, positions: int) -> bool:
-        """Blocks for a sequence that is computed outside of plans; False if there are not enough free ones."""
-        return self._grow(sequence, positions)
+    def reserve(self, sequence: Sequence, positions: int) -> None:
+        """Blocks for a sequence that is computed outside of plans, from the youngest running ones if none are free.
+
+        The pool must be large enough for that many positions.
+        """
+        while not self._grow(sequence, positions):
+            self._preempt(self.running[-1])
 
     def _start(self, sequence: Sequence) -> bool:
         """Move a waiting sequence among the running if its whole text has room beside what is running."""
-        if not sequence.blocks:
-            # The last token is always computed: its hidden state is what the next one is chosen from.
-            sequence.computed, sequence.blocks = self.prefixes.match(sequence.tokens, len(sequence.tokens) - 1)
-            sequence.reused = sequence.computed
-        if not self._grow(sequence, len(sequence.tokens)):
-            for block in sequence.blocks:
-                self.pool.give_back(block)
-            sequence.blocks, sequence.computed = [], 0
+        # The last token is always computed: its hidden state is what the next one is chosen from.
+        sequence.computed, sequence.blocks = self.prefixes.match(sequence.tokens, len(sequence.tokens) - 1)
+        sequence.reused = sequence.computed
+        # Kept texts are dropped only if that is enough.
+        missing = blocks_for(len(sequence.tokens)) - len(sequence.blocks) - self.pool.free
+        if missing > 0 and missing > self.prefixes.reclaimable():
+            self._release(sequence)
             return False
+        self._grow(sequence, len(sequence.tokens))
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        sequence.started = True
         return True
 
     def _grow(self, sequence: Sequence, positions: int) -> bool:
@@ -155,14 +159,17 @@ class Scheduler:
         held = sequence.blocks[:whole]
         for block in held:
             self.pool.share(block)
-        twin = Sequence(list(sequence.tokens), sequence.computed, held + ([last] if last >= 0 else []), started=True)
+        twin = Sequence(list(sequence.tokens), sequence.computed, held + ([last] if last >= 0 else []))
         self.running.append(twin)
         return twin
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        for block in sequence.blocks:
-            self.pool.give_back(block)
-        sequence.blocks, sequence.computed = [], 0
+        self._release(sequence)
         self.waiting.insert(0, sequence)
         self.preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        for block in sequence.blocks:
+            self.pool.give_back(block)
+        sequence.blocks, sequence.computed, sequence.reused = [], 0, 0

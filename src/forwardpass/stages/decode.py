@@ -18,7 +18,7 @@ def decode(network, hidden: Hidden, cache: CacheView, memory) -> Hidden:
     past, tables = np.ascontiguousarray(cache.past, np.int32), np.ascontiguousarray(cache.tables, np.int32)
     if past.size != starts.size - 1 or tables.shape[0] != past.size:
         raise ParameterError(f"the cache view describes {past.size} sequences, the tokens {starts.size - 1}")
-    needed = int((past + np.diff(starts)).max())
+    needed = int((past + hidden.packed.lengths).max())
     if needed > tables.shape[1] * PAGE:
         raise ParameterError(f"block tables hold {tables.shape[1] * PAGE} positions, the sequences need {needed}")
     try:

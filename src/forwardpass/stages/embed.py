@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forwardpass.backends.native import bounds
 from forwardpass.contracts import Hidden, Packed, Padded, packed_of
 from forwardpass.errors import ContextLengthError, ParameterError
 
@@ -23,7 +24,7 @@ def embed(network, tokens: Packed | Padded) -> Hidden:
         raise ParameterError(f"every token needs one position: {packed.token_ids.size} tokens, "
                              f"{packed.positions.size} positions")
     _check_ids(packed.token_ids, spec.vocab_size)
-    least, most = int(packed.positions.min()), int(packed.positions.max())
+    least, most = bounds(packed.positions)
     if least < 0:
         raise ParameterError(f"positions start at 0; found {least}")
     if most >= spec.max_position_embeddings:
@@ -36,7 +37,7 @@ def _check_ids(ids: np.ndarray, vocab_size: int) -> None:
     """Raise ParameterError unless there is at least one id and all are in [0, vocab_size)."""
     if ids.size == 0:
         raise ParameterError("no tokens: the model needs at least one to begin with")
-    least, most = int(ids.min()), int(ids.max())
+    least, most = bounds(ids)
     if least < 0 or most >= vocab_size:
         wrong = least if least < 0 else most
         raise ParameterError(f"token id {wrong} is outside the vocabulary: ids run from 0 to {vocab_size - 1}")

@@ -116,14 +116,14 @@ class Choice:
         """The finished answer. timings: seconds by stage."""
         return Completion(
             text=self.text,
-            token_ids=self.token_ids,
-            prompt_token_ids=self.prompt_ids,
+            token_ids=list(self.token_ids),
+            prompt_token_ids=list(self.prompt_ids),
             finish_reason=self.finish_reason or "cancelled",
-            logprobs=self.logprobs,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
             timings=timings,
             prompt_index=prompt_index,
             choice_index=self.index,
-            top_logprobs=self.top_logprobs if self.params.logprobs else None,
+            top_logprobs=list(self.top_logprobs or ()) if self.params.logprobs else None,
         )
 
     def _finish(self, reason: str, text: str) -> str:

@@ -80,6 +80,7 @@ class Model:
         self.kv_dtype = opened.network.kv_dtype
         self.warnings = opened.warnings
         self.stored_bytes = opened.stored
+        self.arithmetic = opened.arithmetic
         self.network = opened.network
         self._facts = opened.facts
         self._generation = opened.generation
@@ -98,7 +99,7 @@ class Model:
         started = perf_counter()
         prompts, single = self._prompts(prompt)
         chosen = self._params(params)
-        requests = [self._request(ids, chosen, params, started) for ids in prompts]
+        requests = self._requests(prompts, chosen, params, started)
         self.engine.run(requests)
         done = [one for i, request in enumerate(requests) for one in request.completions(i)]
         return done[0] if single and len(done) == 1 else done
@@ -120,13 +121,13 @@ class Model:
         started = perf_counter()
         chosen = self._params(params)
         answer = 1 if params.get("max_new_tokens") is None else chosen.max_new_tokens
-        room = max(1, self.spec.max_position_embeddings - answer)
-        ids, dropped = fitting_ids(self._tokenizer("chat"), messages, room, on_overflow)
+        ids, dropped = fitting_ids(self._tokenizer("chat"), messages, self.spec.max_position_embeddings, answer,
+                                   on_overflow)
         if dropped:
             warnings.warn(f"the conversation no longer fits: its {dropped} oldest messages were dropped", stacklevel=2)
         if stream:
             return self._stream(ids, params, started)
-        request = self._request(ids, chosen, params, started)
+        request = self._requests([ids], chosen, params, started)[0]
         self.engine.run([request])
         done = request.completions()
         return done[0] if len(done) == 1 else done
@@ -141,7 +142,10 @@ class Model:
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely the model finds a text. The first token has nothing before it and is not scored."""
-        ids = self._prompts(text)[0][0]
+        prompts, single = self._prompts(text)
+        if not single:
+            raise ParameterError("score takes one text; call it once for each")
+        ids = prompts[0]
         if len(ids) < 2:
             raise ParameterError("score needs a text of at least two tokens: the first is not scored")
         self._check_length(ids, 0)
@@ -171,16 +175,17 @@ class Model:
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
+        engine = self._engine  # read once: another thread may close the model
+        if engine is None:
             raise ParameterError("the model is closed; load it again to use it")
-        return self._engine
+        return engine
 
     def close(self) -> None:
         """End all requests and free the model's memory. Closing twice is harmless."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-            self.network = None
+        engine = self._engine
+        if engine is not None:
+            engine.close()
+            self._engine = self.network = None
 
     def __enter__(self) -> Model:
         return self
@@ -200,35 +205,56 @@ class Model:
 
     def _prompts(self, prompt: Prompt) -> tuple[list[list[int]], bool]:
         """(token ids of each prompt, whether one prompt was given)."""
+        if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes)) and prompt \
+                and not isinstance(prompt[0], (int, np.integer)):
+            return [self._ids(one) for one in prompt], False
+        return [self._ids(prompt)], True
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
-            return [encode_prompt(self._tokenizer("text"), prompt)], True
-        if isinstance(prompt, Sequence) and prompt and not isinstance(prompt[0], (int, np.integer)):
-            return [self._prompts(one)[0][0] for one in prompt], False
-        return [check_ids(prompt, self.spec.vocab_size)], True
+            return encode_prompt(self._tokenizer("text"), prompt)
+        return check_ids(prompt, self.spec.vocab_size)
 
     def _params(self, params: dict[str, Any]) -> SamplingParams:
         encode = None if self.tokenizer is None else (
             lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
         return decoding_params.from_user(self._generation, params, vocab_size=self._facts.vocab_size, encode=encode)
 
-    def _request(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float) -> Request:
-        room = self.spec.max_position_embeddings - len(ids)
-        if given.get("max_new_tokens") is None and 1 <= room < chosen.max_new_tokens:
-            chosen = replace(chosen, max_new_tokens=room, min_new_tokens=min(chosen.min_new_tokens, room))
+    def _requests(self, prompts: list[list[int]], chosen: SamplingParams, given: Mapping[str, Any],
+                  started: float) -> list[Request]:
+        """Queued requests for all of these prompts, or for none if one of them cannot be."""
+        engine = self.engine
+        each = [self._fitted(ids, chosen, given) for ids in prompts]
+        requests: list[Request] = []
+        try:
+            for ids, params in zip(prompts, each, strict=True):
+                requests.append(engine.add(ids, params, started))
+        except BaseException:
+            for request in requests:
+                engine.cancel(request)
+            raise
+        return requests
+
+    def _fitted(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+        """The parameters with as many new tokens as the context has room for, unless the caller wants a number."""
+        if given.get("max_new_tokens") is None:
+            room = max(1, self.spec.max_position_embeddings - len(ids))
+            if room < chosen.max_new_tokens:
+                chosen = replace(chosen, max_new_tokens=room, min_new_tokens=min(chosen.min_new_tokens, room))
         self._check_length(ids, chosen.max_new_tokens)
-        return self.engine.add(ids, chosen, started)
+        return chosen
 
     def _stream(self, ids: list[int], params: dict[str, Any], started: float) -> Stream:
         chosen = self._params(params)
         if chosen.num_return_sequences != 1:
             raise ParameterError(f"a stream is one answer: num_return_sequences must be 1, not "
                                  f"{chosen.num_return_sequences}")
-        return Stream(self.engine, self._request(ids, chosen, params, started))
+        return Stream(self.engine, self._requests([ids], chosen, params, started)[0])
 
     def _check_length(self, ids: list[int], new_tokens: int) -> None:
         limit = self.spec.max_position_embeddings
         if len(ids) + new_tokens > limit:
-            asked = f" and {new_tokens} new ones are asked for" if new_tokens else ""
+            asked = f" and {new_tokens} more are to follow" if new_tokens else ""
             raise ContextLengthError(f"the prompt has {len(ids)} tokens{asked}; the model's context is {limit} tokens: "
                                      "shorten the prompt" + (" or lower max_new_tokens" if new_tokens else ""))
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forwardpass import config
-from forwardpass.backends.native import NativeBackend
+from forwardpass.backends.native import FORMATS, NativeBackend
 from forwardpass.decoding.params import TokenFacts
 from forwardpass.decoding.stops import union_of_end_ids
 from forwardpass.models import costs, registry
+from forwardpass.models.blocks import Weights
 from forwardpass.models.hf_config import HfConfig, read_config
 from forwardpass.models.loading import load_weights
 from forwardpass.models.network import Network
@@ -23,10 +25,16 @@ from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
 
+_ARITHMETIC = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model in memory. stored: target -> bytes in the checkpoint's own format; warnings: sentences for the user."""
+    """A model in memory. warnings: sentences for the user.
+
+    stored: target -> bytes of that tensor, in the checkpoint's own format unless another dtype was asked for;
+    arithmetic: "int8", "bfloat16" or "float32", what most weights are multiplied in.
+    """
 
     path: Path
     network: Network
@@ -34,6 +42,7 @@ class Opened:
     facts: TokenFacts
     generation: Mapping[str, Any]
     stored: Mapping[str, int]
+    arithmetic: str
     warnings: tuple[str, ...]
 
 
@@ -68,8 +77,17 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     network = Network(checkpoint.spec, weights, backend, kv_dtype)
     generation = settings.generation if settings else {}
     facts = _facts(checkpoint.spec.vocab_size, tokenizer, settings)
-    return Opened(path, network, tokenizer, facts, generation, costs.stored_bytes(checkpoint.weights),
-                  checkpoint.warnings)
+    stored = costs.stored_bytes(checkpoint.weights)
+    if dtype != "auto":
+        stored |= {target: matrix.nbytes for target, matrix in weights.matrices.items()}
+    return Opened(path, network, tokenizer, facts, generation, stored, _arithmetic(weights), checkpoint.warnings)
+
+
+def _arithmetic(weights: Weights) -> str:
+    sizes: Counter[str] = Counter()
+    for matrix in weights.matrices.values():
+        sizes[_ARITHMETIC.get(FORMATS[matrix.format], "int8")] += matrix.n * matrix.k
+    return sizes.most_common(1)[0][0]
 
 
 def _both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from forwardpass.contracts import Completion, Piece
 from forwardpass.engine import Engine, Request
@@ -15,10 +15,9 @@ class Stream(Iterator[Piece]):
     blocks. `completion` is the answer so far, the whole one once the iteration has ended.
     """
 
-    def __init__(self, engine: Engine, request: Request, after: Callable[[Completion], Completion] = lambda one: one):
+    def __init__(self, engine: Engine, request: Request):
         self._engine = engine
         self._request = request
-        self._after = after
 
     def __iter__(self) -> Stream:
         return self
@@ -35,7 +34,7 @@ class Stream(Iterator[Piece]):
 
     @property
     def completion(self) -> Completion:
-        return self._after(self._request.completions()[0])
+        return self._request.completions()[0]
 
     def close(self) -> None:
         self._engine.cancel(self._request)
@@ -48,5 +47,6 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def __del__(self) -> None:
+        # Perhaps in the middle of a step, when the garbage collector comes round: never wait here.
         if hasattr(self, "_request"):
-            self.close()
+            self._engine.cancel(self._request, wait=False)

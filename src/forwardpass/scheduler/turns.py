@@ -1,0 +1,47 @@
+"""One thread at a time inside the engine, and those who wait come before the one that was just there."""
+
+from __future__ import annotations
+
+import threading
+
+from forwardpass.errors import ForwardpassError
+
+
+class Turns:
+    """A lock, as a context manager, that is handed round fairly.
+
+    A plain lock goes back to the thread that runs step after step: it asks again before a waiting one has woken up.
+    Entering it twice from one thread (a logits processor that uses its own model) is an error instead of a deadlock.
+    """
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._lock = threading.Lock()
+        self._owner = 0
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling thread is inside."""
+        return self._owner == threading.get_ident()
+
+    def enter_if_free(self) -> bool:
+        """Enter without waiting, if nobody is inside."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def leave(self) -> None:
+        self._owner = 0
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        if self.mine:
+            raise ForwardpassError("the model is in the middle of a step and cannot be used from inside it; do this "
+                                   "outside of logits_processors, or load the model a second time")
+        with self._gate:  # held while waiting: who leaves and comes straight back waits here
+            self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *exc: object) -> None:
+        self.leave()

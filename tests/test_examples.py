@@ -1,0 +1,79 @@
+"""The examples run as they are written, with the default model, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forwardpass
+from forwardpass import ParameterError, config
+from forwardpass.contracts import CacheView
+from forwardpass.stages.decode import decode
+from forwardpass.stages.embed import embed
+from forwardpass.stages.preprocess import pack
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+QUESTIONS = "Name a colour.\nName another one.\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def network(smollm2_path):
+    with forwardpass.load(smollm2_path) as model:
+        yield model.network
+
+
+def run(name: str, typed: str = "") -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
+    package = str(Path(forwardpass.__path__[0]).parent)
+    environment = os.environ | {"FORWARDPASS_CACHE": str(config.cache_dir()), "PYTHONPATH": package}
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_five_stages():
+    out = run("five_stages.py")
+    for stage in ("1 preprocess", "2 embed", "3 decode", "4 project", "5 postprocess"):
+        assert stage in out
+    assert "hidden states float32 [5, 576]" in out and "logits float32 [1, 49152]" in out
+    assert "the same tokens as model.generate: True" in out and "the same bits: True" in out
+
+
+def test_batch():
+    out = run("batch.py")
+    assert "the same tokens: True" in out and "choice 2:" in out
+
+
+def test_logits_processor():
+    assert '"e" in the answer: False' in run("logits_processor.py")
+
+
+def test_chat():
+    out = run("chat.py", QUESTIONS)
+    assert out.count("tokens of prompt") == 2 and out.rstrip().endswith(">")
+
+
+def test_every_example_is_run_here():
+    source = Path(__file__).read_text("utf-8")
+    assert all(f'run("{path.name}"' in source for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("past", "table", "said"),
+    [
+        ([0, 0], [[0], [0]], "describes 2 sequences, the tokens 1"),
+        ([62], [[0]], "hold 64 positions, the sequences need 65"),
+        ([0], [[-1]], "a block, 0 to 1"),
+        ([0], [[2]], "a block, 0 to 1"),
+        ([-1], [[0]], "an empty sequence"),
+    ],
+)
+def test_stage_3_by_hand_names_a_wrong_cache_view(network, past, table, said):
+    hidden = embed(network, pack([[1, 2, 3]]))
+    view = CacheView(np.array(past), np.array(table))
+    with pytest.raises(ParameterError, match=said):
+        decode(network, hidden, view, network.kv_memory(2))
