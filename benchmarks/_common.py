@@ -24,6 +24,7 @@ PEERS = {  # name on the command line -> {name in the results: (script, argument
                      "transformers-bfloat16": ("_engine_transformers.py", {"dtype": "bfloat16"})},
     "plain": {"plain": ("_engine_transformers.py", {"dtype": "float32"})},
 }
+SLOW_S = 10.0
 
 
 def parser(description: str, peers: Iterable[str] = (), rounds: int = 5) -> argparse.ArgumentParser:
@@ -36,7 +37,7 @@ def parser(description: str, peers: Iterable[str] = (), rounds: int = 5) -> argp
                           help="interpreter of the environment with the peers (default: FORWARDPASS_PEER_PYTHON, else "
                                "this one); repeat PEER=PYTHON to compare with the best of several builds of a peer")
     made.add_argument("--threads", type=int, help="for every engine alike (default: the CPUs this process may use)")
-    made.add_argument("--rounds", type=int, default=rounds, help="medians are taken over this many (default %(default)s)")
+    made.add_argument("--rounds", type=int, default=rounds, help="medians are over this many (default %(default)s)")
     made.add_argument("--quick", action="store_true", help="one round of small sizes: does it run at all?")
     made.add_argument("--json", metavar="FILE", help="write the result there as well")
     return made
@@ -52,7 +53,8 @@ def pythons(options: argparse.Namespace, peer: str) -> list[str]:
 class Engine:
     """One column of the table: an engine with all the ways it can be run, of which the best counts for each figure.
 
-    Ways that stay below 0.7 of the best one after a round are not measured again for that figure.
+    Ways that stay below 0.7 of the best one after a round are not measured again for that figure, and figures that take
+    longer than SLOW_S are measured three times at most.
     """
 
     def __init__(self, name: str, script: str, pythons: Sequence[str] = (sys.executable,), **arguments):
@@ -66,7 +68,7 @@ class Engine:
                 self.problems.append(str(problem))
         self.ways = [(number, way) for number, worker in enumerate(self.workers) for way in worker.facts["ways"]]
         self.rates: dict[tuple[str, str], dict[tuple[int, str], list[float]]] = {}
-        self.skipped: set[tuple[str, str]] = set()
+        self.longest: dict[tuple[str, str], float] = {}
 
     def measure(self, group: str, key: str, call: str, **arguments) -> None:
         """One more round of a figure, in every way still in the race. The call returns [units, seconds]."""
@@ -74,10 +76,15 @@ class Engine:
         rates = self.rates.setdefault(figure, {})
         best = max(map(median, rates.values()), default=0)
         for number, way in self.ways:
-            if rates and (median(rates.get((number, way), [0])) < 0.7 * best):
+            if median(rates.get((number, way), [0])) < 0.7 * best:
+                continue
+            known = rates.setdefault((number, way), [])
+            if len(known) >= 3 and self.longest.get(figure, 0) > SLOW_S:
                 continue
             units, seconds = self.workers[number](call, way=way, **arguments)
-            rates.setdefault((number, way), []).append(units / seconds)
+            time.sleep(self.workers[number].facts.get("spins_s", 0))
+            self.longest[figure] = max(self.longest.get(figure, 0), seconds)
+            known.append(units / seconds)
 
     def rate(self, group: str, key: str) -> float | None:
         """The best way's median, None if the figure was not measured."""
@@ -138,7 +145,8 @@ class Ids:
 
     def take(self, count: int) -> list[int]:
         if count > len(self.ids):
-            raise SystemExit(f"the text has {len(self.ids)} tokens, {count} are needed: name a longer one in FORWARDPASS_TEXT")
+            raise SystemExit(f"the text has {len(self.ids)} tokens, {count} are needed: "
+                             "name a longer one in FORWARDPASS_TEXT")
         self.at = (self.at + 7919) % (len(self.ids) - count + 1)
         return self.ids[self.at : self.at + count]
 
@@ -162,7 +170,7 @@ def first_byte_s(command: Sequence[str]) -> float:
 
 
 def peak_rss_bytes(command: Sequence[str]) -> int:
-    """VmHWM of a process that runs to its end. Polled: the kernel's own record also counts the process that forked it."""
+    """VmHWM of a process that runs to its end. Polled: what the kernel keeps also counts the process that forked it."""
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while process.poll() is None:

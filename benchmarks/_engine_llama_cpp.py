@@ -10,6 +10,7 @@ as its server does: one `llama_batch` with a row of every sequence.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 
@@ -25,6 +26,8 @@ class LlamaCpp:
         import llama_cpp
         import numpy
 
+        if not os.path.isfile(model):
+            raise _worker.Missing("llama.cpp reads GGUF files only")
         self.api, self.numpy, self.threads = llama_cpp, numpy, threads
         self.silent = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self.silent, None)
@@ -44,6 +47,7 @@ class LlamaCpp:
         self.facts = {
             "ways": [f"flash attention {flash}, {weights}" for weights in ("repacked (AMX)", "not repacked")
                      for flash in ("on", "off")],
+            "spins_s": 0.25,  # OpenMP's, 0.2 by default
             "load_s": loaded[True],
             "version": f"llama-cpp-python {llama_cpp.__version__}",
             "features": " ".join(part.strip() for part in features.split("|") if "= 1" in part),
@@ -132,7 +136,8 @@ class Context:
     def step(self, added: list[list[int]]) -> list[int]:
         """Append tokens to each sequence; the likeliest next token of each."""
         last, rows, wanted, chosen = self.lengths, self.rows, [], {}
-        work = [(s, token, last[s] + i, i == len(ids) - 1) for s, ids in enumerate(added) for i, token in enumerate(ids)]
+        work = [(sequence, token, last[sequence] + i, i == len(ids) - 1)
+                for sequence, ids in enumerate(added) for i, token in enumerate(ids)]
         for at in range(0, len(work), BATCH):
             part = work[at : at + BATCH]
             rows.n_tokens, wanted = len(part), []

@@ -38,6 +38,7 @@ class Transformers:
         self.torch, self.library, self.model, _ = load(model, dtype, threads)
         self.facts = {
             "ways": [""],
+            "spins_s": 0.25,
             "load_s": time.perf_counter() - start,
             "version": f"transformers {self.library.__version__}, torch {self.torch.__version__}",
         }
@@ -99,7 +100,7 @@ class Transformers:
 
 
 def once(model: str, threads: str, new: str, prompt: str) -> None:
-    torch, transformers, made, place = load(model, "bfloat16", int(threads))
+    _, transformers, made, place = load(model, "bfloat16", int(threads))
     tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
     messages = [{"role": "user", "content": prompt}]
     inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -19,14 +19,14 @@ HERE = Path(__file__).resolve().parent
 
 
 class Missing(Exception):
-    """The engine is not installed where it was looked for."""
+    """The engine is not installed where it was looked for, or cannot run this model at all."""
 
 
 class Worker:
     """The asking end. script: a file beside this one that calls `serve`;  python: the interpreter that runs it."""
 
     def __init__(self, script: str, python: str = sys.executable, **arguments):
-        self._errors = tempfile.TemporaryFile(mode="w+")
+        self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         try:
             self._process = subprocess.Popen([python, str(HERE / script)], stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, stderr=self._errors, text=True)
@@ -62,7 +62,10 @@ class Worker:
 
 
 def serve(engine_class) -> None:
-    """The answering end: "open" makes the engine and returns its `facts`, other calls are its methods."""
+    """The answering end: "open" makes the engine and returns its `facts`, other calls are its methods.
+
+    facts: "ways" to run it (strings), "spins_s": how long idle threads stay busy after a call, and what the caller needs.
+    """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not end up between the replies
     engine = None
@@ -74,7 +77,7 @@ def serve(engine_class) -> None:
                 reply = {"value": engine.facts}
             else:
                 reply = {"value": getattr(engine, request["call"])(**request["arguments"])}
-        except ImportError as error:
+        except (ImportError, Missing) as error:
             reply = {"missing": f"{error} ({sys.executable})"}
         except Exception:
             reply = {"error": traceback.format_exc()}

@@ -49,7 +49,7 @@ class Sizes:
 
 def main() -> int:
     parser = _common.parser(__doc__, _common.PEERS)
-    parser.add_argument("--model", default="smollm2-135m", help="a path or a name of the catalogue (default %(default)s)")
+    parser.add_argument("--model", default="smollm2-135m", help="a path or a catalogue name (default %(default)s)")
     options = parser.parse_args()
     from forwardpass import catalog
     from forwardpass.errors import ForwardpassError
@@ -109,7 +109,8 @@ def run(options, path: str, threads: int) -> int:
     start_and_memory(options, path, threads, sizes, singles, facts, rss_text)
 
     singles["ours"]["python_overhead"] = median(overheads)
-    figures = {name: {**figures_of(engine), **singles.get(name, {})} for name, engine in {"ours": ours, **peers}.items()}
+    figures = {name: {**figures_of(engine), **singles.get(name, {})}
+               for name, engine in {"ours": ours, **peers}.items()}
     limit = {name: median(values) for name, values in limits.items()}
     of_limit = shares(ours, sizes, costs, limit)
     print_result(us.facts, figures, of_limit, peers, facts, missing)
@@ -122,7 +123,7 @@ def run(options, path: str, threads: int) -> int:
         "quick": options.quick,
         "rounds": rounds,
         "machine": {**us.facts["machine"],
-                    "read_gb_s": {key.split()[1]: value / 1e9 for key, value in limit.items() if key.startswith("read")},
+                    "read_gb_s": {key: limit[f"read {key}"] / 1e9 for key in sizes.depths},
                     "matrix_tops": limit.get("matrix 512", 0.0) / 1e12},
         "ours": figures.pop("ours"),
         "peers": {name: {**one, **describe(peers[name], facts[name])} for name, one in figures.items()},
@@ -181,7 +182,7 @@ def ratios(ours: dict, peer: dict) -> dict:
     """How many times better we are: more tokens a second, fewer seconds or bytes."""
     found: dict = {}
     for group in GROUPS:
-        both = {key: ours[group][key] / value for key, value in peer.get(group, {}).items() if key in ours.get(group, {})}
+        both = {key: ours[group][key] / value for key, value in peer.get(group, {}).items()}
         if both:
             found[group] = both
     for name in ("first_token_s", "load_s", "peak_rss_mb"):
@@ -228,7 +229,8 @@ def print_result(our_facts: dict, figures: dict, of_limit: dict, peers: dict, fa
             row(label.format(key) + ", tok/s", lambda f, g=group, k=key: f.get(g, {}).get(k), number(share))
     for name, label in SINGLE.items():
         row(label, lambda f, n=name: f.get(n))
-    rows.append(["Python's share of a decode step", f"{figures['ours']['python_overhead']:.1%}", "", *[""] * len(peers)])
+    overhead = f"{figures['ours']['python_overhead']:.1%}"
+    rows.append(["Python's share of a decode step", overhead, "", *[""] * len(peers)])
     _common.print_table(["figure", "forwardpass", "of the limit", *(f"{name} (ours is)" for name in peers)], rows)
     for name, engine in peers.items():
         print(f"\n{name}: {facts[name].get('version', '')} {facts[name].get('features', '')}")

@@ -260,7 +260,8 @@ def main() -> int:
             call, got = run(np.arange(case.rows))
             call()
             if not np.array_equal(got[chosen], expected):
-                wrong.append(f"{name}: {int((got[chosen] != expected).sum())} of {expected.size} values differ from scalar")
+                differ = int((got[chosen] != expected).sum())
+                wrong.append(f"{name}: {differ} of {expected.size} values differ from scalar")
                 continue
             seconds = timed(call, rounds, 0.01 if options.quick else 0.05)
             read, flops = case.read / seconds, case.flops / seconds

@@ -27,7 +27,7 @@ STEPS = (("no_cache_s", "float32, the whole text again for each token", "float32
 
 def main() -> int:
     parser = _common.parser(__doc__, ["plain"], rounds=3)
-    parser.add_argument("--model", default="smollm2-135m", help="a path or a name of the catalogue (default %(default)s)")
+    parser.add_argument("--model", default="smollm2-135m", help="a path or a catalogue name (default %(default)s)")
     options = parser.parse_args()
     from forwardpass import catalog
     from forwardpass.errors import ForwardpassError

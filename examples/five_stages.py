@@ -15,7 +15,7 @@ import numpy as np
 import forwardpass
 from forwardpass.cache.blocks import BlockPool, blocks_for
 from forwardpass.contracts import CacheView
-from forwardpass.decoding.params import SamplingParams, TokenFacts
+from forwardpass.decoding.params import SamplingParams
 from forwardpass.stages.decode import decode
 from forwardpass.stages.embed import embed
 from forwardpass.stages.postprocess import Choice
@@ -59,21 +59,15 @@ def walk(model) -> None:
     print(f"4 project      -> logits {logits.values.dtype} {list(logits.values.shape)} of row {logits.rows.tolist()}, "
           f"the last token's")
 
-    choice = Choice(SamplingParams(max_new_tokens=1), facts_of(model), ids, model.tokenizer)
+    choice = Choice(SamplingParams(max_new_tokens=1), model.facts, ids, model.tokenizer)
     piece = choice.accept(logits.values[0])
     print(f"5 postprocess  -> token {piece.token_id}, text {piece.text!r}\n")
-
-
-def facts_of(model) -> TokenFacts:
-    """What stage 5 must know about the tokens: which may be generated, and which of them end a text."""
-    size = min(model.spec.vocab_size, model.tokenizer.vocab_size)
-    return TokenFacts(size, model.tokenizer.eos_token_ids, model.tokenizer.special_ids)
 
 
 def answer(model, prompt: str, params: SamplingParams):
     """The generation loop: the prompt's tokens go in first, then each new token by itself."""
     network, new = model.network, encode_prompt(model.tokenizer, prompt)
-    choice = Choice(params, facts_of(model), new, model.tokenizer)
+    choice = Choice(params, model.facts, new, model.tokenizer)
     cache = Cache(network, 1, len(new) + params.max_new_tokens)
     while choice.finish_reason is None:
         packed = pack([new], past=cache.past)

@@ -39,6 +39,8 @@ void require(bool condition, const char* what) {
 fp::Matrix matrix_shape(int format, int64_t n, int64_t k) {
   require(format >= 0 && format < fp::kFormats, "no such matrix format");
   require(n > 0 && k > 0 && n < (int64_t(1) << 31) && k < (int64_t(1) << 24), "matrix shape out of range");
+  // Sums of k products of at most 127 * 127 must stay below 2^31.
+  require(fp::Format(format) != fp::Format::Q8C || k <= 131072, "an int8 matrix has at most 131072 columns");
   return fp::Matrix{fp::Format(format), n, k, nullptr};
 }
 

@@ -45,7 +45,7 @@ Pool::Pool(int size) : size_(size), process_(getpid()), barrier_(size) {
 
 Pool::~Pool() {
   if (forked()) {  // nobody to wake and nobody to wait for: those who wait at `wake_` exist in the parent only
-    for (auto& thread : threads_) thread.detach();
+    new std::vector<std::thread>(std::move(threads_));
     (void)wake_.release();
     return;
   }

@@ -16,7 +16,7 @@ from forwardpass.backends import native
 from forwardpass.errors import ModelFileError
 from forwardpass.models.blocks import Weights
 from forwardpass.models.registry import Checkpoint
-from forwardpass.models.weight_rows import BoundRow, row_order
+from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow, row_order
 from forwardpass.quant.formats import kernel_format
 from forwardpass.weights import packed
 from forwardpass.weights.dequantize import dequantize
@@ -83,6 +83,9 @@ def _format(one: BoundRow, dtype: str) -> str:
     # A position table is looked up and added, never multiplied with: quantising it would save nothing.
     if one.target == "embed.positions.weight" and dtype in ("int8", "int4"):
         dtype = "auto"
+    # Embedding and head are felt in every token: four bits there cost a small model 4% of perplexity, eight bits none.
+    if one.target in (EMBEDDING, HEAD) and dtype == "int4":
+        dtype = "int8"
     return kernel_format(one.info.type, dtype)
 
 

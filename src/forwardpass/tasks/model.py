@@ -69,7 +69,8 @@ def thread_count(threads: int | None) -> int:
 class Model:
     """A loaded model. May be used from several threads: their requests share steps.
 
-    tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data.
+    tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data;
+    facts: what stage 5 knows of its tokens;  network: stages 2 to 4.
     """
 
     def __init__(self, opened: Opened, dtype: str):
@@ -82,7 +83,7 @@ class Model:
         self.stored_bytes = opened.stored
         self.arithmetic = opened.arithmetic
         self.network = opened.network
-        self._facts = opened.facts
+        self.facts = opened.facts
         self._generation = opened.generation
         self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
         for sentence in opened.warnings:
@@ -218,7 +219,7 @@ class Model:
     def _params(self, params: dict[str, Any]) -> SamplingParams:
         encode = None if self.tokenizer is None else (
             lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
-        return decoding_params.from_user(self._generation, params, vocab_size=self._facts.vocab_size, encode=encode)
+        return decoding_params.from_user(self._generation, params, vocab_size=self.facts.vocab_size, encode=encode)
 
     def _requests(self, prompts: list[list[int]], chosen: SamplingParams, given: Mapping[str, Any],
                   started: float) -> list[Request]:

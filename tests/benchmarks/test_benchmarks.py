@@ -1,0 +1,80 @@
+"""The benchmarks run and say what their contract promises; what they measure is of no interest here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CONTRACT = {"bench", "machine", "ours", "peers", "ratio", "of_limit"}
+
+
+def run(script: str, *arguments: str) -> tuple[str, dict]:
+    """(everything before the last line, the last line's object)."""
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *lines, last = done.stdout.splitlines()
+    return "\n".join(lines), json.loads(last)
+
+
+def positive(values) -> bool:
+    if isinstance(values, dict):
+        return bool(values) and all(map(positive, values.values()))
+    return math.isfinite(values) and values > 0
+
+
+def test_decode_without_peers(smollm2_path, tmp_path):
+    table, result = run("decode.py", "--model", str(smollm2_path), "--json", str(tmp_path / "result.json"))
+    assert result.keys() >= CONTRACT
+    assert result["bench"] == "decode"
+    ours = result["ours"]
+    assert ours.keys() == {"prefill_tok_s", "decode_tok_s", "batch_tok_s", "first_token_s", "load_s", "peak_rss_mb",
+                           "python_overhead"}
+    assert ours["prefill_tok_s"].keys() == {"512", "2048"}
+    assert ours["decode_tok_s"].keys() == {"0", "1024", "4096"}
+    assert ours["batch_tok_s"].keys() == {"1", "8", "32"}
+    assert positive(ours)
+    assert result["of_limit"].keys() == {"decode", "prefill", "decode_depth"}
+    assert result["of_limit"]["decode_depth"].keys() == {"0", "1024", "4096"}
+    assert result["of_limit"]["decode"] == result["of_limit"]["decode_depth"]["0"]
+    assert positive(result["of_limit"])
+    assert positive(result["machine"]["read_gb_s"]) and positive(result["machine"]["matrix_tops"])
+    assert result["peers"] == result["ratio"] == {}
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert "| decode at depth 4096, tok/s" in table
+
+
+def test_a_peer_that_is_not_there_is_named(smollm2_path, tmp_path):
+    nobody = str(tmp_path / "python")
+    table, result = run("story.py", "--model", str(smollm2_path), "--peer", "plain", "--peer-python", nobody)
+    assert result["missing"].keys() == {"plain"}
+    assert nobody in result["missing"]["plain"]
+    assert "plain: missing" in table
+    assert result["peers"] == result["ratio"] == {}
+    assert result["ours"].keys() == {"no_cache_s", "cache_s", "int8_s", "int4_s", "total_factor"}
+    assert positive(result["ours"])
+
+
+@pytest.mark.parametrize("op", ["linear", "attention"])
+def test_kernels_are_compared_before_they_are_timed(op):
+    table, result = run("kernels.py", "--op", op, "--format", "Q4", "--isa", "scalar")
+    assert result["ours"] and result["ours"].keys() == result["of_limit"].keys()
+    assert f"equal to scalar: {len(result['ours'])} of {len(result['ours'])}" in table
+
+
+def test_a_result_above_the_limit_fails(capsys):
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import _common
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    assert _common.finish({"bench": "x", "ours": {"a": 1.234567}}, None, ["decode is 1.2 of the limit"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"bench": "x", "ours": {"a": 1.2346}, "failed": ["decode is 1.2 of the limit"]}
+    assert "1.2 of the limit" in shown.err

@@ -1,0 +1,298 @@
+"""Attention with its cache: every cache type, instruction set, number of threads and way to cut the work."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from forwardpass import _native
+from forwardpass.backends.native import KV_DTYPES
+from forwardpass.contracts import PAGE
+from kernel_tools import ISAS, OTHER_ISAS, from_bf16, same, to_bf16
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int
+    kv_heads: int
+    dim: int
+    rotary: int = 0  # rotated dimensions
+
+    @property
+    def width(self):
+        return (self.heads + 2 * self.kv_heads) * self.dim
+
+
+HEADS = [Heads(1, 1, 8), Heads(4, 2, 16, 16), Heads(9, 3, 64, 64), Heads(6, 2, 20, 20), Heads(8, 1, 80, 32),
+         Heads(2, 2, 128), Heads(40, 1, 16, 16)]
+THETA = 10000.0
+
+
+def rotary_table(heads):
+    frequencies = [float(np.float32(THETA ** (-2 * i / heads.rotary))) for i in range(heads.rotary // 2)]
+    return _native.RotaryTable(frequencies, 1.0) if heads.rotary else None
+
+
+class Cache:
+    """A cache of one more layer than is used, its blocks handed out in a scrambled order."""
+
+    def __init__(self, heads, kv_dtype, blocks=40):
+        self.memory = _native.KvMemory(KV_DTYPES.index(kv_dtype), 2, heads.kv_heads, heads.dim, blocks)
+        self.free = list(np.random.default_rng(0).permutation(blocks))
+
+    def table(self, positions):
+        return [int(self.free.pop()) for _ in range(-(-positions // PAGE))]
+
+
+class Runner:
+    """One recorded attention of layer 1."""
+
+    def __init__(self, isa, heads, kv_dtype, window=0, threads=1):
+        self.heads = heads
+        self.program = _native.Program(_native.Pool(threads), isa)
+        self.qkv, self.out = self.program.buffer(heads.width), self.program.buffer(heads.heads * heads.dim)
+        self.program.attention(self.qkv, self.out, 1, heads.heads, heads.kv_heads, heads.dim, heads.dim**-0.5, window,
+                               KV_DTYPES.index(kv_dtype), rotary_table(heads), "attention")
+
+    def __call__(self, cache, parts):
+        """parts: (qkv rows, past, block table) of each sequence -> output rows of each."""
+        lengths = [len(rows) for rows, _, _ in parts]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        past = np.array([past for _, past, _ in parts], np.int32)
+        tables = np.full((len(parts), max(len(table) for _, _, table in parts)), -1, np.int32)
+        for row, (_, _, table) in zip(tables, parts, strict=True):
+            row[: len(table)] = table
+        positions = np.concatenate([np.arange(p, p + n) for p, n in zip(past, lengths, strict=True)]).astype(np.int32)
+        qkv = np.concatenate([rows for rows, _, _ in parts])
+        out = np.full((len(qkv), self.heads.heads * self.heads.dim), np.nan, np.float32)
+        self.program.run(len(qkv), None, positions, None, starts, past, tables, cache.memory,
+                         [(self.qkv, qkv), (self.out, out)], False)
+        return np.split(out, starts[1:-1])
+
+
+def texts(heads, lengths, seed=1, size=1.0):
+    rng = np.random.default_rng([seed, *lengths])
+    return [(rng.standard_normal((n, heads.width)) * size).astype(np.float32) for n in lengths]
+
+
+def whole(isa, heads, kv_dtype, rows, window=0, threads=1):
+    """Every text alone and in one piece."""
+    run, cache = Runner(isa, heads, kv_dtype, window, threads), Cache(heads, kv_dtype)
+    return [run(cache, [(one, 0, cache.table(len(one)))])[0] for one in rows]
+
+
+# ---------------------------------------------------------------- float64
+
+def rotate(x, heads):
+    if not heads.rotary:
+        return x
+    half = heads.rotary // 2
+    frequencies = np.array([np.float32(THETA ** (-2 * i / heads.rotary)) for i in range(half)], np.float32)
+    angle = (np.arange(len(x), dtype=np.float32)[:, None] * frequencies).astype(np.float64)[:, None]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle),
+                           x[..., 2 * half :]], -1)
+
+
+def as_cached(x, kv_dtype):
+    """What the cache keeps of keys or values [rows, heads, dim]: float32, bfloat16, or bytes with a scale a head."""
+    x = x.astype(np.float32)
+    if kv_dtype == "bfloat16":
+        return from_bf16(to_bf16(x)).astype(np.float64)
+    if kv_dtype == "int8":
+        step = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+        return np.rint(x / np.where(step > 0, step, 1)).astype(np.float64) * step
+    return x.astype(np.float64)
+
+
+def exact(rows, heads, kv_dtype, window):
+    n, h, d = len(rows), heads.heads, heads.dim
+    split = rows.astype(np.float64).reshape(n, -1, d)
+    q, k, v = split[:, :h], split[:, h : h + heads.kv_heads], split[:, h + heads.kv_heads :]
+    q, k, v = rotate(q, heads), as_cached(rotate(k, heads), kv_dtype), as_cached(v, kv_dtype)
+    k, v = np.repeat(k, h // heads.kv_heads, 1), np.repeat(v, h // heads.kv_heads, 1)
+    scores = np.einsum("qhd,khd->hqk", q, k) * d**-0.5
+    distance = np.arange(n)[:, None] - np.arange(n)[None]
+    hidden = (distance < 0) | ((distance >= window) if window else False)
+    scores = np.where(hidden, -np.inf, scores)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, -1)
+
+
+@pytest.mark.parametrize("kv_dtype, bound", [("float32", 3e-6), ("bfloat16", 2.5e-2), ("int8", 2.5e-2)])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_float64_agrees(heads, kv_dtype, bound):
+    """float32 keeps float32's precision; the others round queries and weights to bfloat16 on the way."""
+    for window in (0, 1, 7, 64, 100):
+        rows = texts(heads, [1, 17, 150])
+        for one, got in zip(rows, whole("scalar", heads, kv_dtype, rows, window), strict=True):
+            expected = exact(one, heads, kv_dtype, window)
+            assert np.abs(got - expected).max() <= bound * np.abs(expected).max(), (len(one), window)
+
+
+# ---------------------------------------------------------------- the same bits, however it is done
+
+@pytest.mark.parametrize("isa", OTHER_ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_equals_scalar(heads, kv_dtype, isa):
+    for window in (0, 7, 100):
+        rows = texts(heads, [1, 2, 5, 33, 64, 65, 200])
+        expected = whole("scalar", heads, kv_dtype, rows, window)
+        for one, other in zip(whole(isa, heads, kv_dtype, rows, window), expected, strict=True):
+            assert same(one, other), (len(one), window)
+
+
+CUTS = [[1] * 9 + [191], [64, 64, 72], [63, 1, 1, 1, 134], [130, 1, 1, 68], [16, 17, 33, 100, 34]]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("heads", [HEADS[1], HEADS[2], HEADS[4], HEADS[6]], ids=str)
+def test_chunks_and_threads_change_nothing(heads, kv_dtype, isa):
+    rows = texts(heads, [200])
+    for window in (0, 100):
+        expected = whole(isa, heads, kv_dtype, rows, window)[0]
+        for cuts, threads in zip(CUTS, itertools.cycle([2, 1, 3]), strict=False):
+            run, cache = Runner(isa, heads, kv_dtype, window, threads), Cache(heads, kv_dtype)
+            table, past, got = cache.table(200), 0, []
+            for count in cuts:
+                got += run(cache, [(rows[0][past : past + count], past, table)])
+                past += count
+            assert same(np.concatenate(got), expected), (cuts, threads, window)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_long_context_is_shared_by_threads(kv_dtype, isa):
+    """One row after 1,200 positions: the pages are spread over the threads."""
+    heads = Heads(6, 2, 32, 32)
+    rows = texts(heads, [1203])[0]
+    for window in (0, 700):
+        results = []
+        for threads in (1, 2, 3, 4):
+            run, cache = Runner(isa, heads, kv_dtype, window, threads), Cache(heads, kv_dtype)
+            table, past, got = cache.table(1203), 0, []
+            for count in (1200, 1, 2):
+                got += run(cache, [(rows[past : past + count], past, table)])
+                past += count
+            results.append(np.concatenate(got))
+        for other in results[1:]:
+            assert same(other, results[0])
+        if isa != "scalar":
+            assert same(results[0], whole("avx2" if isa == "avx512" else "scalar", heads, kv_dtype, [rows], window)[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_sequences_together_equal_each_alone(kv_dtype, isa):
+    """Prompts, single rows and continuations of many lengths in one batch, by one thread and by two."""
+    heads = HEADS[2]
+    pasts, lengths = [0, 0, 63, 64, 65, 130, 0, 300], [70, 1, 2, 1, 5, 1, 33, 1]
+    rows = texts(heads, [p + n for p, n in zip(pasts, lengths, strict=True)])
+    expected = whole(isa, heads, kv_dtype, rows)
+    for members in ([0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 5, 7], [7, 2], [6, 0]):
+        for threads in (1, 2):
+            run, cache = Runner(isa, heads, kv_dtype, 0, threads), Cache(heads, kv_dtype)
+            tables = {i: cache.table(len(rows[i])) for i in members}
+            for i in members:
+                if pasts[i]:
+                    run(cache, [(rows[i][: pasts[i]], 0, tables[i])])
+            got = run(cache, [(rows[i][pasts[i] :], pasts[i], tables[i]) for i in members])
+            for i, one in zip(members, got, strict=True):
+                assert same(one, expected[i][pasts[i] :]), (members, threads, i)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_cache_written_by_one_isa_is_read_by_another(kv_dtype):
+    heads = HEADS[3]
+    rows = texts(heads, [160])[0]
+    expected = whole("scalar", heads, kv_dtype, [rows])[0]
+    cache, past, got = Cache(heads, kv_dtype), 0, []
+    table = cache.table(160)
+    for isa, count in zip(itertools.cycle(ISAS), [40, 1, 30, 3, 60, 1, 1, 24], strict=False):
+        got += Runner(isa, heads, kv_dtype)(cache, [(rows[past : past + count], past, table)])
+        past += count
+    assert same(np.concatenate(got), expected)
+
+
+# ---------------------------------------------------------------- what must not be seen
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_the_future_is_invisible(kv_dtype, isa):
+    heads = HEADS[2]
+    for length, n in [(100, 40), (33, 32), (65, 64), (20, 19)]:
+        rows = texts(heads, [length])[0]
+        changed = rows.copy()
+        changed[n:] = texts(heads, [length], seed=2, size=1e15)[0][n:]
+        a, b = (whole(isa, heads, kv_dtype, [one])[0] for one in (rows, changed))
+        assert same(a[:n], b[:n]) and not same(a[n:], b[n:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_window_hides_the_past(kv_dtype, isa):
+    """Rows whose window has moved past the changed ones are the same; a window of one sees its own value alone."""
+    heads = HEADS[1]
+    rows = texts(heads, [200])[0]
+    changed = rows.copy()
+    changed[:50] = texts(heads, [200], seed=3, size=1e10)[0][:50]
+    for window in (5, 64, 100):
+        a, b = (whole(isa, heads, kv_dtype, [one], window)[0] for one in (rows, changed))
+        assert same(a[49 + window :], b[49 + window :]) and not same(a[48 + window], b[48 + window])
+    own = whole(isa, heads, kv_dtype, [rows], 1)[0].reshape(200, heads.heads, heads.dim)
+    value = as_cached(rows.reshape(200, -1, heads.dim)[:, heads.heads + heads.kv_heads :], kv_dtype)
+    bound = 1e-6 if kv_dtype != "int8" else 6e-3  # weight times value scale is rounded to bfloat16
+    assert np.abs(own - np.repeat(value, 2, 1)).max() <= bound * np.abs(value).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_broken_sequence_does_not_disturb_others(kv_dtype, isa, bad):
+    heads = HEADS[2]
+    rows = texts(heads, [20, 70, 1])
+    expected = whole(isa, heads, kv_dtype, rows)
+    broken = np.full((33, heads.width), bad, np.float32)
+    for threads in (1, 2):
+        run, cache = Runner(isa, heads, kv_dtype, 0, threads), Cache(heads, kv_dtype)
+        got = run(cache, [(one, 0, cache.table(len(one))) for one in [rows[0], broken, rows[1], broken[:1], rows[2]]])
+        for one, other in zip(got[::2], expected, strict=True):
+            assert same(one, other)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_zero_and_extreme_rows(kv_dtype, isa):
+    """All zero: the mean of zero values. Scores so far apart that one position takes everything: its value."""
+    heads = Heads(2, 1, 32)
+    assert not whole(isa, heads, kv_dtype, [np.zeros((70, heads.width), np.float32)])[0].any()
+    rows = np.zeros((70, heads.width), np.float32)
+    rows[:, 0] = rows[:, 32] = 1e3
+    rows[3, 64] = 1e3  # the key of position 3
+    rows[:, 96:] = np.arange(70)[:, None] % 8
+    got = whole(isa, heads, kv_dtype, [rows])[0]
+    assert np.abs(got[3:] - 3).max() <= 0.02
+    assert same(got, whole("scalar", heads, kv_dtype, [rows])[0])
+
+
+# ---------------------------------------------------------------- arguments
+
+def test_wrong_arguments_are_refused():
+    heads = Heads(4, 2, 16, 16)
+    run, cache = Runner("scalar", heads, "float32"), Cache(heads, "float32", blocks=3)
+    rows = texts(heads, [70])[0]
+    with pytest.raises(ValueError, match="no such KV block"):
+        run(cache, [(rows, 0, [0, 3])])
+    with pytest.raises(ValueError, match="too short"):
+        run(cache, [(rows, 0, [0])])
+    with pytest.raises(ValueError, match="too short"):
+        run(cache, [(rows, 60, [0, 1])])
+    with pytest.raises(ValueError, match="empty"):
+        run(cache, [(rows[:0], 0, [0]), (rows, 0, [1, 2])])
+    with pytest.raises(ValueError, match="another layout"):
+        run(Cache(heads, "bfloat16"), [(rows, 0, [0, 1])])
+    with pytest.raises(ValueError, match="heads"):
+        Runner("scalar", Heads(5, 2, 16), "float32")
