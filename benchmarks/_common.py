@@ -53,8 +53,8 @@ def pythons(options: argparse.Namespace, peer: str) -> list[str]:
 class Engine:
     """One column of the table: an engine with all the ways it can be run, of which the best counts for each figure.
 
-    Ways that stay below 0.7 of the best one after a round are not measured again for that figure, and figures that take
-    longer than SLOW_S are measured three times at most.
+    Ways that stay below 0.7 of the best one for two rounds (for one, if a measurement takes longer than SLOW_S) are not
+    measured again for that figure; slow figures are measured three times at most.
     """
 
     def __init__(self, name: str, script: str, pythons: Sequence[str] = (sys.executable,), **arguments):
@@ -74,13 +74,14 @@ class Engine:
         """One more round of a figure, in every way still in the race. The call returns [units, seconds]."""
         figure = group, key
         rates = self.rates.setdefault(figure, {})
-        best = max(map(median, rates.values()), default=0)
+        best = max(map(median, rates.values()), default=0.0)
         for number, way in self.ways:
-            if median(rates.get((number, way), [0])) < 0.7 * best:
-                continue
             known = rates.setdefault((number, way), [])
-            if len(known) >= 3 and self.longest.get(figure, 0) > SLOW_S:
+            slow = self.longest.get(figure, 0) > SLOW_S
+            behind = bool(known) and max(known) < 0.7 * best
+            if (behind and (slow or len(known) >= 2)) or (slow and len(known) >= 3):
                 continue
+            print(f"  {self.name} {way}: {group} {key}", file=sys.stderr, flush=True)
             units, seconds = self.workers[number](call, way=way, **arguments)
             time.sleep(self.workers[number].facts.get("spins_s", 0))
             self.longest[figure] = max(self.longest.get(figure, 0), seconds)

@@ -64,7 +64,7 @@ class Worker:
 def serve(engine_class) -> None:
     """The answering end: "open" makes the engine and returns its `facts`, other calls are its methods.
 
-    facts: "ways" to run it (strings), "spins_s": how long idle threads stay busy after a call, and what the caller needs.
+    facts: "ways" to run it (strings), "spins_s" that idle threads stay busy after a call, and what the caller needs.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not end up between the replies

@@ -64,9 +64,8 @@ struct TileCore {
     for (int r = 0; r < x.rows; ++r) {
       load_query(a, x, r, q);
       for (int64_t i = 0; i < d_pad; i += 32) {
-        uint16_t* line = reinterpret_cast<uint16_t*>(to) + (i / 32 * x.rows + r) * 32;
-        vstore_bf16(line, vload(q + i));
-        vstore_bf16(line + 16, vload(q + i + 16));
+        V low = vmul(vload(q + i), vset(a.scale)), high = vmul(vload(q + i + 16), vset(a.scale));
+        _mm512_store_si512(to + (i / 32 * x.rows + r) * 64, (__m512i)_mm512_cvtne2ps_pbh(high, low));
       }
     }
   }

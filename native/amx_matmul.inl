@@ -8,95 +8,8 @@
 #include "generic/matmul_end.inl"
 #include "avx512_terms.inl"
 #include "amx_tiles.inl"
+#include "amx_wide.inl"
 #include "amx_grouped.inl"
-
-// Q4: a weight D (q - 8) + M is sixteen bits wide: 256 high (signed) + low (unsigned). With the two planes of x that
-// makes four products, hh, hl, lh, ll (plane of x first), and acc_h = 256 hh + hl, acc_l = 256 lh + ll.
-struct WideEnd {
-  static constexpr int kPlanes = 4;
-  const float *scale, *row_scale;
-  V row(const int32_t* c, int i, int64_t r, int64_t o) const {
-    c += i * 16;
-    I acc_h = iadd(ishl<8>(iload(c)), iload(c + 256)), acc_l = iadd(ishl<8>(iload(c + 512)), iload(c + 768));
-    return integer_result(acc_h, acc_l, scale[r], vload(row_scale + o));
-  }
-};
-
-// 64 columns of a Q4 panel as two B tiles, high then low.
-inline void unpack_wide(const uint8_t* block, uint8_t* out) {
-  const __m512i nibble = _mm512_set1_epi16(15), low_byte = _mm512_set1_epi16(255);
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half, block += 320, out += 512) {
-    fetch_ahead<5>(block);
-    __m512i dm = _mm512_loadu_si512(block + 256);
-    __m512i d = _mm512_mask_blend_epi16(0xaaaaaaaa, dm, _mm512_slli_epi32(dm, 16));
-    __m512i m = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(dm, 16), dm);
-    m = _mm512_sub_epi16(m, _mm512_slli_epi16(d, 3));  // may wrap; the sums with d * q do not
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      __m512i line = _mm512_loadu_si512(block + 64 * i);
-#pragma GCC unroll 2
-      for (int j = 0; j < 2; ++j) {  // low nibbles, high nibbles
-        // Bytes 0 and 2 of each lane, then 1 and 3, widened to sixteen bits.
-        __m512i even = _mm512_and_si512(j ? _mm512_srli_epi16(line, 4) : line, nibble);
-        __m512i odd = j ? _mm512_srli_epi16(line, 12) : _mm512_and_si512(_mm512_srli_epi16(line, 8), nibble);
-        even = _mm512_add_epi16(_mm512_mullo_epi16(even, d), m);
-        odd = _mm512_add_epi16(_mm512_mullo_epi16(odd, d), m);
-        // low_byte ? b : c, bit by bit
-        __m512i high = _mm512_ternarylogic_epi32(low_byte, _mm512_srli_epi16(even, 8), odd, 0xca);
-        __m512i low = _mm512_ternarylogic_epi32(low_byte, even, _mm512_slli_epi16(odd, 8), 0xca);
-        _mm512_storeu_si512(out + 128 * i + 64 * j, high);
-        _mm512_storeu_si512(out + 1024 + 128 * i + 64 * j, low);
-      }
-    }
-  }
-}
-
-inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
-                        uint8_t* scratch) {
-  const int64_t blocks = w.k_pad() / 64, height = x.height();
-  uint8_t* planes = scratch;                           // of this panel
-  uint8_t* next_planes = scratch + w.k_pad() * 32;     // of the next
-  const WideEnd end{x.scale, w.row_scale()};
-  Converter<WideEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch + w.k_pad() * 64), w.n, blocks, height);
-  configure_tiles(int(height), 64);
-  for (int64_t i = 0; i < blocks; ++i) unpack_wide(w.panel(p0) + i * 640, planes + i * 2048);
-  tiles_see_stores();
-  for (int64_t p = p0; p < p1; ++p) {
-    for (int64_t tile = 0; tile < x.tiles(); ++tile) {
-      const bool unpack = tile == 0 && p + 1 < p1;
-      const int8_t* a = x.block(tile, 0, 0);
-      const uint8_t* b = planes;
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int64_t i = 0; i < blocks; ++i, a += 128 * height, b += 2048) {
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 64);
-        _tile_dpbssd(0, 4, 6);
-        _tile_loadd(7, b + 1024, 64);
-        _tile_dpbsud(1, 4, 7);
-        _tile_loadd(5, a + 64 * height, 64);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbsud(3, 5, 7);
-        if (unpack) unpack_wide(w.panel(p + 1) + i * 640, next_planes + i * 2048);
-        converter.some();
-      }
-      converter.all();
-      int32_t* c = converter.add(tile * 16, p * fp::kPanel, x.rows);
-      _tile_stored(0, c, 64);
-      _tile_stored(1, c + 256, 64);
-      _tile_stored(2, c + 512, 64);
-      _tile_stored(3, c + 768, 64);
-    }
-    uint8_t* swap = planes;
-    planes = next_planes;
-    next_planes = swap;
-  }
-  converter.all();
-  _tile_release();
-}
 
 // Q8C: a line of stored bytes q + 128 is a line of a B tile as it is; the offset is added at the end.
 struct ByteEnd {
@@ -104,10 +17,11 @@ struct ByteEnd {
   const float *scale, *row_scale;
   const int32_t* terms;  // of row `first`
   int64_t first;
-  V row(const int32_t* c, int i, int64_t r, int64_t o) const {
+  V outputs(int64_t o) const { return vload(row_scale + o); }
+  V row(const int32_t* c, int64_t r, V outputs) const {
     const int32_t* term = terms + 2 * (r - first);
-    I acc_h = iadd(iload(c + i * 16), iset(term[0])), acc_l = iadd(iload(c + 256 + i * 16), iset(term[1]));
-    return integer_result(acc_h, acc_l, scale[r], vload(row_scale + o));
+    I acc_h = iadd(iload(c), iset(term[0])), acc_l = iadd(iload(c + 256), iset(term[1]));
+    return integer_result(acc_h, acc_l, scale[r], outputs);
   }
 };
 
@@ -170,7 +84,8 @@ inline void matmul_bytes(const fp::Matrix& w, const fp::Activations& x, int64_t 
 // BF16: the packed lines are B tiles.
 struct FloatEnd {
   static constexpr int kPlanes = 1;
-  V row(const int32_t* c, int i, int64_t, int64_t) const { return vload(reinterpret_cast<const float*>(c + i * 16)); }
+  V outputs(int64_t) const { return vzero(); }
+  V row(const int32_t* c, int64_t, V) const { return vload(reinterpret_cast<const float*>(c)); }
 };
 
 // One or two tiles of rows, one or two panels.
@@ -230,30 +145,16 @@ inline void matmul_bf16_tiles(const fp::Matrix& w, const fp::Activations& x, int
   _tile_release();
 }
 
-// From how many rows on tiles are quicker (measured; see docs of the benchmark kernels.py).
-constexpr int64_t kWideRows = 13, kGroupedRows = 4, kByteRows = 4, kBf16TileRows = 1;
+// From how many rows on tiles are quicker than the vector units: measured.
+constexpr int64_t kWideFrom = 4, kGroupedFrom = 4, kBytesFrom = 1, kBf16From = 1;
 
 inline void matmul_amx(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
                        uint8_t* scratch) {
   if (p0 >= p1) return;
-  switch (w.format) {
-    case fp::Format::Q4:
-      if (x.rows >= kWideRows) return matmul_wide(w, x, p0, p1, e, scratch);
-      if (x.rows >= kGroupedRows) return matmul_grouped<fp::Format::Q4>(w, x, p0, p1, e, scratch);
-      break;
-    case fp::Format::Q8:
-      if (x.rows >= kGroupedRows) return matmul_grouped<fp::Format::Q8>(w, x, p0, p1, e, scratch);
-      break;
-    case fp::Format::Q8M:
-      if (x.rows >= kGroupedRows) return matmul_grouped<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
-      break;
-    case fp::Format::Q8C:
-      if (x.rows >= kByteRows) return matmul_bytes(w, x, p0, p1, e, scratch);
-      break;
-    case fp::Format::BF16:
-      if (x.rows >= kBf16TileRows) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
-      break;
-    default: break;
-  }
+  if (w.format == fp::Format::Q4 && x.rows >= kWideFrom) return matmul_wide(w, x, p0, p1, e, scratch);
+  if (w.format == fp::Format::Q8 && x.rows >= kGroupedFrom) return matmul_grouped<fp::Format::Q8>(w, x, p0, p1, e, scratch);
+  if (w.format == fp::Format::Q8M && x.rows >= kGroupedFrom) return matmul_grouped<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
+  if (w.format == fp::Format::Q8C && x.rows >= kBytesFrom) return matmul_bytes(w, x, p0, p1, e, scratch);
+  if (w.format == fp::Format::BF16 && x.rows >= kBf16From) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
   fp::avx512_kernels().matmul(w, x, p0, p1, e, scratch);
 }

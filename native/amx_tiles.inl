@@ -20,44 +20,64 @@ inline void configure_tiles(int rows, int columns) {
 // GCC's tile loads do not say that they read memory: without this, earlier stores might be moved behind them.
 inline void tiles_see_stores() { asm volatile("" ::: "memory"); }
 
-// Sums of up to four 16 x 16 blocks of outputs on their way to floats. `End::row(c, i, r, o)` gives the sixteen results
-// of line i of the block at c: row r, outputs from o. The vector work is handed out in small pieces, so that the
-// tile products of the next blocks run meanwhile.
+// Sums of up to four 16 x 16 blocks of outputs on their way to floats. `End::outputs(o)` loads what End needs for the
+// outputs from o, and `End::row(c, r, outputs)` gives the sixteen results of row r, whose sums start at c. The vector
+// work is handed out in small pieces, so that the tile products of the next blocks run meanwhile.
 template <class End>
 struct Converter {
   static constexpr int kBytes = 4096;  // of `sums`
   const End& end;
   const fp::Epilogue& e;
-  int32_t* sums;   // [block][plane][16][16]
-  int64_t n, per_step;
+  int32_t* sums;  // [block][plane][16][16]
+  int64_t n;
+  bool plain;     // nothing but Store or Add
+  int per_step;
   int64_t row[4], output[4];
   int lines[4];
   int count = 0, block = 0, line = 0;
 
   // steps: how often some() is called while the next sums are made; the blocks hold `total` lines.
   Converter(const End& end, const fp::Epilogue& e, int32_t* sums, int64_t n, int64_t steps, int64_t total)
-      : end(end), e(e), sums(sums), n(n), per_step((total + steps - 1) / steps) {}
+      : end(end), e(e), sums(sums), n(n),
+        plain(!e.bias && e.act == fp::Act::None && e.mode != fp::Mode::Gate), per_step(int((total + steps - 1) / steps)) {}
 
-  int32_t* add(int64_t r, int64_t o, int64_t rows) {  // where the block's sums are to be stored
+  // Where the sums of a block are to be stored. Lines of the outputs may have to come from far, and the tiles' own
+  // stores would queue up behind them: those of the tile of rows after this one are fetched now.
+  int32_t* add(int64_t r, int64_t o, int64_t rows) {
     row[count] = r;
     output[count] = o;
     lines[count] = int(rows - r < 16 ? rows - r : 16);
+    for (int64_t i = r + 16; i < r + 32 && i < rows; ++i)
+      _mm_prefetch(reinterpret_cast<const char*>(e.out + i * e.ld + o), _MM_HINT_T0);
     return sums + count++ * End::kPlanes * 256;
   }
-  void one() {
+  void convert(int stop) {
+    const int32_t* c = sums + block * End::kPlanes * 256 + line * 16;
+    const int64_t o = output[block], ld = e.ld;
+    const V outputs = end.outputs(o);
     int64_t r = row[block] + line;
-    V y = end.row(sums + block * End::kPlanes * 256, line, r, output[block]);
-    finish_outputs(e, y, r, output[block], n);
-    if (++line == lines[block]) {
+    const int64_t last = row[block] + stop;
+    if (plain && o + 16 <= n) {
+      float* out = e.out + r * ld + o;
+      if (e.mode == fp::Mode::Add) {
+        for (; r < last; ++r, c += 16, out += ld) vstore(out, vadd(vload(out), end.row(c, r, outputs)));
+      } else {
+        for (; r < last; ++r, c += 16, out += ld) vstore(out, end.row(c, r, outputs));
+      }
+    } else {
+      for (; r < last; ++r, c += 16) finish_outputs(e, end.row(c, r, outputs), r, o, n);
+    }
+    line = stop;
+    if (line == lines[block]) {
       line = 0;
       ++block;
     }
   }
   void some() {
-    for (int64_t i = 0; i < per_step && block < count; ++i) one();
+    if (block < count) convert(line + per_step < lines[block] ? line + per_step : lines[block]);
   }
   void all() {  // makes room for new blocks
-    while (block < count) one();
+    while (block < count) convert(lines[block]);
     count = block = 0;
   }
 };

@@ -60,11 +60,14 @@ void q4_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* ac
 
 template <int R>
 void q8c_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* acc_h, __m512i* acc_l) {
+  constexpr int kChains = R == 1 ? 4 : R == 2 ? 2 : 1;  // enough sums side by side to hide the latency of vpdpbusd
   const int8_t* x = rows.planes;
-  for (int j = 0; j < R; ++j) {
-    acc_h[j] = broadcast4(rows.terms + j * rows.term_stride);
-    acc_l[j] = broadcast4(rows.terms + j * rows.term_stride + 1);
-  }
+  __m512i h[R][kChains], l[R][kChains];
+  for (int j = 0; j < R; ++j)
+    for (int c = 0; c < kChains; ++c) {
+      h[j][c] = c ? _mm512_setzero_si512() : broadcast4(rows.terms + j * rows.term_stride);
+      l[j][c] = c ? _mm512_setzero_si512() : broadcast4(rows.terms + j * rows.term_stride + 1);
+    }
   for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride, panel += 1024) {
     fetch_ahead<16>(panel);
 #pragma GCC unroll 16
@@ -73,9 +76,17 @@ void q8c_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* a
 #pragma GCC unroll 8
       for (int j = 0; j < R; ++j) {
         const int8_t* hi = x + 64 * j + 4 * i;
-        acc_h[j] = _mm512_dpbusd_epi32(acc_h[j], q, broadcast4(hi));
-        acc_l[j] = _mm512_dpbusd_epi32(acc_l[j], q, broadcast4(hi + rows.plane_stride));
+        h[j][i % kChains] = _mm512_dpbusd_epi32(h[j][i % kChains], q, broadcast4(hi));
+        l[j][i % kChains] = _mm512_dpbusd_epi32(l[j][i % kChains], q, broadcast4(hi + rows.plane_stride));
       }
+    }
+  }
+  for (int j = 0; j < R; ++j) {
+    acc_h[j] = h[j][0];
+    acc_l[j] = l[j][0];
+    for (int c = 1; c < kChains; ++c) {
+      acc_h[j] = _mm512_add_epi32(acc_h[j], h[j][c]);
+      acc_l[j] = _mm512_add_epi32(acc_l[j], l[j][c]);
     }
   }
 }

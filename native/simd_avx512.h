@@ -47,7 +47,13 @@ inline I bf16_lanes(V a) {
   rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
   return _mm512_mask_and_epi32(rounded, tiny, high, _mm512_set1_epi32(0x8000));
 }
-inline void vstore_bf16(uint16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_lanes(a))); }
+inline void vstore_bf16(uint16_t* p, V a) {
+#ifdef __AVX512BF16__
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a));
+#else
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_lanes(a)));
+#endif
+}
 inline V vround_bf16(V a) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_lanes(a), 16)); }
 inline V vadd(V a, V b) { return _mm512_add_ps(a, b); }
 inline V vsub(V a, V b) { return _mm512_sub_ps(a, b); }

@@ -409,8 +409,7 @@ def test_streams_may_be_left_in_the_middle_of_a_step(leave):
     engine = make()
     streams = [Stream(engine, start(engine, [i] * 70, max_new_tokens=500)) for i in range(3)]
     kept = start(engine, [9])
-    for stream in streams:
-        next(stream)
+    assert all([next(stream) for stream in streams])
 
     def drop():
         while streams:
@@ -468,6 +467,20 @@ def test_interrupt_inside_a_logits_processor():
         engine.run([others.pop(1)])
     engine.run(others)
     assert [r.completions()[0].token_ids for r in others] == [alone([2])[0], alone([3])[0]] and usable(engine)
+
+
+def test_whose_token_was_interrupted_by_another_thread_is_told():
+    """Somebody else's processor was running when the interrupt came: that request cannot go on, nor wait for ever."""
+    def processor(ids, row):
+        raise KeyboardInterrupt
+
+    engine = make()
+    theirs, mine = start(engine, [1], logits_processors=[processor]), start(engine, [2])
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([mine])
+    with pytest.raises(ForwardpassError, match="interrupted"):
+        engine.run([theirs])
+    assert usable(engine)
 
 
 # ---- several threads
@@ -528,7 +541,7 @@ def test_nobody_waits_for_a_long_answer_of_somebody_else():
     assert not runner.is_alive() and idle(engine)
 
 
-def test_half_of_the_neighbours_leave_at_random(subtests=None):
+def test_half_of_the_neighbours_leave_at_random():
     """KVC-05: survivors equal their solo runs, and the free blocks return to the start value."""
     rng = random.Random(1)
     solo = {n: alone([n], max_new_tokens=n)[0] for n in range(1, 9)}

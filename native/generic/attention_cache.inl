@@ -61,15 +61,22 @@ inline void load_head(const fp::Attention& a, const float* in, bool rotate, int6
   }
 }
 
-// Row r of the span: rotated and multiplied by the score scale, d_pad floats.
-inline void load_query(const fp::Attention& a, const Span& x, int r, float* out) {
-  const int64_t group = group_of(a), row = a.starts[x.sequence] + (x.first + r) / group;
-  const int64_t head = x.kv_head * group + (x.first + r) % group;
-  load_head(a, a.qkv + row * a.ld + head * a.layout.head_dim, true, row, out);
-  for (int64_t i = 0; i < a.layout.d_pad(); i += 16) vstore(out + i, vmul(vload(out + i), vset(a.scale)));
+// Where row r of the span stands in the batch, and its head.
+inline int64_t batch_row(const fp::Attention& a, const Span& x, int r) {
+  return a.starts[x.sequence] + x.high[r] - 1 - a.past[x.sequence];
+}
+inline int64_t query_head(const fp::Attention& a, const Span& x, int r) {
+  const int64_t query = x.high[r] - 1 - a.past[x.sequence], group = group_of(a);
+  return x.kv_head * group + x.first + r - query * group;
 }
 
-// Sixteen-bit elements of one position: K pairs go to 32-bit lanes 16 apart; V elements to every second place.
+// Row r of the span, rotated: d_pad floats, still to be multiplied by `scale`.
+inline void load_query(const fp::Attention& a, const Span& x, int r, float* out) {
+  const int64_t row = batch_row(a, x, r);
+  load_head(a, a.qkv + row * a.ld + query_head(a, x, r) * a.layout.head_dim, true, row, out);
+}
+
+// One position of a page: pairs of K dimensions lie 16 pairs apart, V dimensions at every second place.
 template <class Pair, class Element>
 inline void store_key(Pair* page, const Element* k, int64_t o, int64_t d_pad) {
   Pair* to = page + o / 16 * (d_pad / 2) * 16 + o % 16;
@@ -80,6 +87,14 @@ inline void store_value(Element* page, const Element* v, int64_t o, int64_t d_pa
   for (int64_t b = 0; b < d_pad / 16; ++b) {
     Element* to = page + (b * 32 + o / 2) * 32 + o % 2;
     for (int i = 0; i < 16; ++i) to[2 * i] = v[b * 16 + i];
+  }
+}
+// Positions o (even) and o + 1 at once: whole lines.
+template <class Element>
+inline void store_value_pair(Element* page, const Element* v, const Element* w, int64_t o, int64_t d_pad) {
+  for (int64_t b = 0; b < d_pad / 16; ++b) {
+    Element* to = page + (b * 32 + o / 2) * 32;
+    for (int i = 0; i < 16; ++i) to[2 * i] = v[b * 16 + i], to[2 * i + 1] = w[b * 16 + i];
   }
 }
 
@@ -94,35 +109,55 @@ inline float quantise_head(const float* x, int64_t d_pad, int8_t* out) {
   return tiny ? 0.0f : amax / 127.0f;
 }
 
-// Rows [begin, end) of sequence s into the cache of one KV head.
-inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
-  const fp::KvLayout& layout = a.layout;
-  const int64_t d = layout.head_dim, d_pad = layout.d_pad(), page_bytes = layout.page_bytes();
-  alignas(64) float k[kMaxHeadDim], v[kMaxHeadDim];
-  alignas(64) uint16_t narrow[kMaxHeadDim];
-  int8_t* bytes = reinterpret_cast<int8_t*>(narrow);
+inline float narrow_head(const float* x, int64_t d_pad, int8_t* out) { return quantise_head(x, d_pad, out); }
+inline float narrow_head(const float* x, int64_t d_pad, uint16_t* out) {
+  for (int64_t i = 0; i < d_pad; i += 16) vstore_bf16(out + i, vload(x + i));
+  return 1.0f;
+}
+
+// Rows [begin, end) of sequence s into the cache of one KV head, BF16 (Element uint16_t) or INT8 (int8_t).
+template <class Element, class Pair>
+inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
+  alignas(64) float x[kMaxHeadDim];
+  alignas(64) Element k[kMaxHeadDim], v[2][kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = a.starts[s] + i, slot = a.past[s] + i, o = slot % fp::kPage;
     const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
-    load_head(a, in, true, row, k);
-    load_head(a, in + layout.kv_heads * d, false, row, v);
     uint8_t* page = head_data(a, s, kv_head, slot / fp::kPage);
-    if (layout.type == fp::KvType::F32) {
-      float* keys = reinterpret_cast<float*>(page) + o / 16 * d_pad * 16 + o % 16;
-      float* values = reinterpret_cast<float*>(page + page_bytes) + o * 16;
-      for (int64_t j = 0; j < d_pad; ++j) keys[j * 16] = k[j];
-      for (int64_t j = 0; j < d_pad; j += 16) vstore(values + j * fp::kPage, vload(v + j));
-    } else if (layout.type == fp::KvType::BF16) {
-      for (int64_t j = 0; j < d_pad; j += 16) vstore_bf16(narrow + j, vload(k + j));
-      store_key(reinterpret_cast<uint32_t*>(page), narrow, o, d_pad);
-      for (int64_t j = 0; j < d_pad; j += 16) vstore_bf16(narrow + j, vload(v + j));
-      store_value(reinterpret_cast<uint16_t*>(page + page_bytes), narrow, o, d_pad);
-    } else {
-      float* scales = reinterpret_cast<float*>(page + 2 * page_bytes);
-      scales[o] = quantise_head(k, d_pad, bytes);
-      store_key(reinterpret_cast<uint16_t*>(page), bytes, o, d_pad);
-      scales[fp::kPage + o] = quantise_head(v, d_pad, bytes);
-      store_value(reinterpret_cast<int8_t*>(page + page_bytes), bytes, o, d_pad);
-    }
+    Element* values = reinterpret_cast<Element*>(page + page_bytes);
+    float* scales = reinterpret_cast<float*>(page + 2 * page_bytes);
+    load_head(a, in, true, row, x);
+    const float k_scale = narrow_head(x, d_pad, k);
+    store_key(reinterpret_cast<Pair*>(page), k, o, d_pad);
+    load_head(a, in + a.layout.kv_heads * d, false, row, x);
+    const float v_scale = narrow_head(x, d_pad, v[o % 2]);
+    if (a.layout.type == fp::KvType::INT8) scales[o] = k_scale, scales[fp::kPage + o] = v_scale;
+    if (o % 2 == 1 && i > begin) store_value_pair(values, v[0], v[1], o - 1, d_pad);
+    else if (o % 2 == 1 || i + 1 == end) store_value(values, v[o % 2], o, d_pad);
+  }
+}
+
+inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad();
+  alignas(64) float x[kMaxHeadDim];
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = a.starts[s] + i, slot = a.past[s] + i, o = slot % fp::kPage;
+    const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
+    float* keys = reinterpret_cast<float*>(head_data(a, s, kv_head, slot / fp::kPage));
+    float* values = keys + fp::kPage * d_pad + o * 16;
+    keys += o / 16 * d_pad * 16 + o % 16;
+    load_head(a, in, true, row, x);
+    for (int64_t j = 0; j < d_pad; ++j) keys[j * 16] = x[j];
+    load_head(a, in + a.layout.kv_heads * d, false, row, x);
+    for (int64_t j = 0; j < d_pad; j += 16) vstore(values + j * fp::kPage, vload(x + j));
+  }
+}
+
+inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+  switch (a.layout.type) {
+    case fp::KvType::F32: return append_float(a, s, kv_head, begin, end);
+    case fp::KvType::BF16: return append_narrow<uint16_t, uint32_t>(a, s, kv_head, begin, end);
+    case fp::KvType::INT8: return append_narrow<int8_t, uint16_t>(a, s, kv_head, begin, end);
   }
 }

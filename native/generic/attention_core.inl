@@ -47,8 +47,10 @@ struct VectorCore {
     for (int r = 0; r < x.rows; ++r) {
       float* q = reinterpret_cast<float*>(to) + r * d_pad;
       load_query(a, x, r, q);
-      if (!kFloat)
-        for (int64_t i = 0; i < d_pad; i += 16) vstore(q + i, vround_bf16(vload(q + i)));
+      for (int64_t i = 0; i < d_pad; i += 16) {
+        V scaled = vmul(vload(q + i), vset(a.scale));
+        vstore(q + i, kFloat ? scaled : vround_bf16(scaled));
+      }
     }
   }
 

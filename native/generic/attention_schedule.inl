@@ -7,6 +7,7 @@
 
 constexpr int64_t kCommonHead = 64;               // bytes before the shared buffers: the counter of spans
 constexpr int64_t kByPageBytes = 64ll << 20;      // most memory for the shared buffers
+constexpr int64_t kAhead = 2;                     // pages of values asked for before they are needed
 constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts aren't worth two barriers
 
 struct Scratch {
@@ -49,11 +50,10 @@ int64_t attention_common(const fp::Attention& a, int64_t rows, int64_t context) 
 // block of invisible positions was added must not show.
 inline void finish(const fp::Attention& a, const Span& x, int block0, int block1, const float* acc,
                    const float* total) {
-  const int64_t group = group_of(a), d = a.layout.head_dim;
+  const int64_t d = a.layout.head_dim;
   for (int r = 0; r < x.rows; ++r) {
     const float sum = reduce_add(vload(total + r * 16));
-    const int64_t row = a.starts[x.sequence] + (x.first + r) / group;
-    float* out = a.out + (row * a.heads + x.kv_head * group + (x.first + r) % group) * d;
+    float* out = a.out + (batch_row(a, x, r) * a.heads + query_head(a, x, r)) * d;
     for (int b = block0; b < block1; ++b) {
       const int n = int(larger(0, smaller(16, d - b * 16)));
       V y = vdiv(vload(acc + ((b - block0) * x.rows + r) * 16), vset(sum));
@@ -176,10 +176,29 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     }
   };
 
+  // Values are shared by blocks of sixteen dimensions, each with the weight of its pages; a block belongs to the thread
+  // in whose share its middle lies. Returns this thread's blocks of an item, [block0, block1).
+  const int blocks = int(a.layout.d_pad() / 16);
+  auto share = [&](int64_t unit, int64_t pages, int& block0, int& block1) {
+    block0 = blocks, block1 = 0;
+    for (int b = 0; b < blocks; ++b)
+      if ((2 * (unit * blocks + b * pages) + pages) * team.size / (2 * total * blocks) == team.tid) {
+        block0 = int(smaller(block0, b));
+        block1 = b + 1;
+      }
+    return block0 < block1;
+  };
+  // Memory that is read next, so that it doesn't idle while a thread waits or works in its caches.
+  auto fetch = [](const uint8_t* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+  };
+  const int64_t page_bytes = a.layout.page_bytes(), block_bytes = page_bytes / blocks;
+
   for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float*, float* scores) {
     const int64_t first = larger(begin, unit), last = smaller(end, unit + pages);
     if (first >= last) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
+    fetch(head_data(a, s, h, x.page0 + first - unit), page_bytes);
     core.begin(x);
     core.load_queries(x, scratch.queries);
     fill(scratch.most, x.rows, -__builtin_inff());
@@ -192,6 +211,13 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
                   scratch.queries, scores + (u - unit) * 64 * x.rows, scratch.most);
     }
     for (int r = 0; r < x.rows; ++r) most_of[first * kSpanRows + r] = reduce_max(vload(scratch.most + r * 16));
+  });
+  for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float*, float*) {
+    int block0, block1;
+    if (!share(unit, pages, block0, block1)) return;
+    const int64_t page0 = make_span(a, s, h, 0, 1).page0;
+    for (int64_t page = page0; page < smaller(page0 + kAhead, page0 + pages); ++page)
+      fetch(head_data(a, s, h, page) + page_bytes + block0 * block_bytes, (block1 - block0) * block_bytes);
   });
   team.barrier();
 
@@ -215,16 +241,9 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
   });
   team.barrier();
 
-  // Values: the weight of a block of sixteen dimensions is its pages; a block belongs where its middle lies.
-  const int blocks = int(a.layout.d_pad() / 16);
   for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float* sums, float* scores) {
-    int block0 = blocks, block1 = 0;
-    for (int b = 0; b < blocks; ++b)
-      if ((2 * (unit * blocks + b * pages) + pages) * team.size / (2 * total * blocks) == team.tid) {
-        block0 = int(smaller(block0, b));
-        block1 = b + 1;
-      }
-    if (block0 >= block1) return;
+    int block0, block1;
+    if (!share(unit, pages, block0, block1)) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
     core.begin(x);
     core.values(x, block0, block1, [&](int64_t page) { return head_data(a, s, h, page); },

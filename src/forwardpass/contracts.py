@@ -10,6 +10,7 @@ from forwardpass.errors import ParameterError
 
 PAGE = 64
 """Positions in one block of the KV cache."""
+_INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,33 @@ def unpad(padded: Padded) -> Packed:
     real = mask.astype(bool)
     lengths = real.sum(axis=1)
     if ids.shape[0] == 0 or not lengths.all():
-        raise ParameterError(f"attention_mask hides every token of row {int(np.argmin(lengths)) if len(lengths) else 0}.")
+        hidden = int(np.argmin(lengths)) if len(lengths) else 0
+        raise ParameterError(f"attention_mask hides every token of row {hidden}.")
     positions = np.cumsum(real, axis=1, dtype=np.int32) - 1
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
-    return Packed(ids[real].astype(np.int32), positions[real].astype(np.int32), starts)
+    return Packed(int32("input_ids", ids[real]), positions[real].astype(np.int32), starts)
 
 
 def packed_of(tokens: Packed | Padded) -> Packed:
-    """The tokens themselves, whichever form they came in."""
-    return unpad(tokens) if isinstance(tokens, Padded) else tokens
+    """The tokens themselves, whichever form they came in, as int32. Raises ParameterError if they are none."""
+    if isinstance(tokens, Padded):
+        return unpad(tokens)
+    return Packed(int32("token_ids", tokens.token_ids), int32("positions", tokens.positions),
+                  int32("starts", tokens.starts))
+
+
+def int32(name: str, values: np.ndarray) -> np.ndarray:
+    """int32 [n] as it is; other integers converted. ParameterError where that would change a number."""
+    if isinstance(values, np.ndarray) and values.dtype == _INT32 and values.ndim == 1:
+        return values
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ParameterError(f"{name}: expected int32 [n], found {array.dtype} {list(array.shape)}.")
+    wrong = array[array != array.astype(np.int32)]
+    if wrong.size:
+        raise ParameterError(f"{name}: expected numbers that fit into 32 bits, found {wrong[0]}.")
+    return array.astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)

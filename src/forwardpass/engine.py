@@ -3,7 +3,8 @@
 Every thread that wants an answer drives the same engine: it takes its turn and runs a step, which advances all requests
 in it, its own and everybody else's. So there is no background thread to start, stop or leak, and an interrupt lands
 where the caller is: the step it hit is planned again. A request that fails takes nobody with it, and its error is
-raised where it is waited for. What is cancelled in the middle of a step, perhaps by the garbage collector, ends after it.
+raised where it is waited for. What is cancelled in the middle of a step, perhaps by the garbage collector, ends after
+it.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ class Engine:
         requests = {id(request): request for request in owners}.values()
         try:
             rows, seconds = self._compute(plan)
-        except Exception as error:  # an interrupt is nobody's error: nothing has been noted, so the step is planned again
+        except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
             for request in requests:
                 self._fail(request, error)
             return
@@ -336,7 +337,7 @@ def _memory(network, blocks: int):
 
 def _arrays(plan: list[Work]) -> tuple[Packed, CacheView]:
     """The plan as stage 2 and 3 read it. Slot and position are the same number: texts are computed from their start."""
-    if len(plan) == 1:  # one sequence is the common case when decoding, and worth a short path: 1% of a small model's step
+    if len(plan) == 1:  # one sequence is the common case when decoding: the short path saves 1% of a small model's step
         sequence, count = plan[0].sequence, plan[0].count
         begin = sequence.computed
         ids = np.array(sequence.tokens[begin : begin + count], np.int32)

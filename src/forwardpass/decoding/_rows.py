@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forwardpass import _native
+
 _BLOCK = 256
 
 

@@ -43,15 +43,15 @@ class Report:
                 f"{line.of_limit:.0%}" if line.of_limit is not None else "",
             ))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        text = ["  ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-                for row in rows]
+        sides = [str.ljust] * 3 + [str.rjust] * (len(widths) - 3)
+        text = ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, widths, strict=True)) for row in rows]
         return "\n".join([line.rstrip() for line in text] + ["", self.verdict])
 
 
 def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
     """Answer `prompt` (text, token ids or messages), timed. Other requests that share its steps are counted with it."""
+    engine, network = model.engine, model.network  # a closed model says so before anything is measured
     limits = measured.measured()
-    network, engine = model.network, model.engine
     start = perf_counter()
     messages = isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict)
     stream = model.chat(prompt, stream=True, **params) if messages else model.stream(prompt, **params)

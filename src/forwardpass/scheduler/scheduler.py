@@ -1,6 +1,6 @@
 """Continuous batching without modes: each step closes part of the gap between tokens wanted and tokens computed.
 
-A request in its first step is behind by its whole prompt, a running one by the token just chosen. A step takes work from
+A request in its first step is behind by its whole prompt, a running one by the token just chosen. A step takes work of
 requests in order of arrival until its token budget is spent; a long prompt is thereby cut into chunks that share steps
 with everybody's next tokens. Running out of cache blocks is handled here: kept texts are dropped first, then the
 youngest running request gives its blocks up and is computed again later, which changes nothing in its answer.

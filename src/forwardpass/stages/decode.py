@@ -16,6 +16,8 @@ def decode(network, hidden: Hidden, cache: CacheView, memory) -> Hidden:
     """
     starts = hidden.packed.starts
     past, tables = np.ascontiguousarray(cache.past, np.int32), np.ascontiguousarray(cache.tables, np.int32)
+    if tables.ndim != 2:
+        raise ParameterError(f"block tables are int32 [sequences, blocks], found {list(tables.shape)}")
     if past.size != starts.size - 1 or tables.shape[0] != past.size:
         raise ParameterError(f"the cache view describes {past.size} sequences, the tokens {starts.size - 1}")
     needed = int((past + hidden.packed.lengths).max())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forwardpass.contracts import Hidden, Logits
+from forwardpass.contracts import Hidden, Logits, int32
 from forwardpass.errors import ParameterError
 
 
@@ -15,9 +15,9 @@ def project(network, hidden: Hidden, rows: np.ndarray | None = None) -> Logits:
     """
     if rows is None:
         rows = hidden.packed.starts[1:] - 1
-    rows = np.ascontiguousarray(rows, np.int32)
+    rows = int32("rows", rows)
     count = hidden.values.shape[0]
-    if rows.size and not (0 <= int(rows.min()) and int(rows.max()) < count):
+    if rows.size and not (int(rows.min()) >= 0 and int(rows.max()) < count):
         raise ParameterError(f"rows to project must be in [0, {count}), found {int(rows.min())} to {int(rows.max())}")
     if rows.size == 0:
         return Logits(np.empty((0, network.spec.vocab_size), np.float32), rows)

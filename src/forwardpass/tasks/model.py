@@ -111,7 +111,7 @@ class Model:
         prompts, single = self._prompts(prompt)
         if not single:
             raise ParameterError("stream takes one prompt; call it once for each, or generate() for a list")
-        return self._stream(prompts[0], params, started)
+        return self._stream(prompts[0], self._params(params), params, started)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], stream: bool = False, on_overflow: str = "error",
              **params: Any) -> Completion | list[Completion] | Stream:
@@ -121,13 +121,15 @@ class Model:
         """
         started = perf_counter()
         chosen = self._params(params)
-        answer = 1 if params.get("max_new_tokens") is None else chosen.max_new_tokens
-        ids, dropped = fitting_ids(self._tokenizer("chat"), messages, self.spec.max_position_embeddings, answer,
-                                   on_overflow)
+        context = self.spec.max_position_embeddings
+        # Unless the caller names a number, any answer is better than none, but a turn is dropped for a decent one.
+        least = 1 if params.get("max_new_tokens") is None else chosen.max_new_tokens
+        wanted = max(least, min(chosen.max_new_tokens, context // 4))
+        ids, dropped = fitting_ids(self._tokenizer("chat"), messages, context, least, wanted, on_overflow)
         if dropped:
             warnings.warn(f"the conversation no longer fits: its {dropped} oldest messages were dropped", stacklevel=2)
         if stream:
-            return self._stream(ids, params, started)
+            return self._stream(ids, chosen, params, started)
         request = self._requests([ids], chosen, params, started)[0]
         self.engine.run([request])
         done = request.completions()
@@ -201,7 +203,8 @@ class Model:
 
     def _tokenizer(self, task: str):
         if self.tokenizer is None:
-            raise UnsupportedModelError(f"{self.path} has no tokenizer, which {task} needs; pass token ids to generate()")
+            raise UnsupportedModelError(f"{self.path} has no tokenizer, which {task} needs; "
+                                        "pass token ids to generate()")
         return self.tokenizer
 
     def _prompts(self, prompt: Prompt) -> tuple[list[list[int]], bool]:
@@ -245,12 +248,11 @@ class Model:
         self._check_length(ids, chosen.max_new_tokens)
         return chosen
 
-    def _stream(self, ids: list[int], params: dict[str, Any], started: float) -> Stream:
-        chosen = self._params(params)
+    def _stream(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float) -> Stream:
         if chosen.num_return_sequences != 1:
             raise ParameterError(f"a stream is one answer: num_return_sequences must be 1, not "
                                  f"{chosen.num_return_sequences}")
-        return Stream(self.engine, self._requests([ids], chosen, params, started)[0])
+        return Stream(self.engine, self._requests([ids], chosen, given, started)[0])
 
     def _check_length(self, ids: list[int], new_tokens: int) -> None:
         limit = self.spec.max_position_embeddings

@@ -1,0 +1,127 @@
+// Q4 on AMX tiles, for many rows. Included inside an anonymous namespace.
+//
+// A weight D (q - 8) + M is sixteen bits wide: 256 high (signed) + low (unsigned). With the two planes of x that makes
+// four products, hh, hl, lh, ll (plane of x first), and acc_h = 256 hh + hl, acc_l = 256 lh + ll, summed over k.
+// The weights of the next panel are unpacked between the products of the first tile of rows. With one tile of rows in
+// all they are used only once: then a slice of a few blocks at a time is unpacked, so that slices stay in L1.
+
+constexpr int64_t kSlice = 4;  // blocks of 64 columns, 2 KiB of unpacked weights each
+
+struct WideEnd {
+  static constexpr int kPlanes = 4;
+  const float *scale, *row_scale;
+  V outputs(int64_t o) const { return vload(row_scale + o); }
+  V row(const int32_t* c, int64_t r, V outputs) const {
+    I acc_h = iadd(ishl<8>(iload(c)), iload(c + 256)), acc_l = iadd(ishl<8>(iload(c + 512)), iload(c + 768));
+    return integer_result(acc_h, acc_l, scale[r], outputs);
+  }
+};
+
+// Unpacks 64 columns of a Q4 panel into two B tiles, high then low, in four parts that are called in order.
+struct WideUnpacker {
+  __m512i d, m;
+  template <int Part>
+  void part(const uint8_t* block, uint8_t* out) {
+    const __m512i nibble = _mm512_set1_epi16(15), low_byte = _mm512_set1_epi16(255);
+    block += Part / 2 * 320;
+    out += Part / 2 * 512;
+    if constexpr (Part % 2 == 0) {
+      fetch_ahead<5>(block);
+      __m512i dm = _mm512_loadu_si512(block + 256);
+      d = _mm512_mask_blend_epi16(0xaaaaaaaa, dm, _mm512_slli_epi32(dm, 16));
+      m = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(dm, 16), dm);
+      m = _mm512_sub_epi16(m, _mm512_slli_epi16(d, 3));  // may wrap; the sums with d * q do not
+    }
+#pragma GCC unroll 2
+    for (int i = Part % 2 * 2; i < Part % 2 * 2 + 2; ++i) {
+      __m512i line = _mm512_loadu_si512(block + 64 * i);
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {  // low nibbles, high nibbles
+        // Bytes 0 and 2 of each lane, then 1 and 3, widened to sixteen bits.
+        __m512i even = _mm512_and_si512(j ? _mm512_srli_epi16(line, 4) : line, nibble);
+        __m512i odd = j ? _mm512_srli_epi16(line, 12) : _mm512_and_si512(_mm512_srli_epi16(line, 8), nibble);
+        even = _mm512_add_epi16(_mm512_mullo_epi16(even, d), m);
+        odd = _mm512_add_epi16(_mm512_mullo_epi16(odd, d), m);
+        // low_byte ? b : c, bit by bit
+        __m512i high = _mm512_ternarylogic_epi32(low_byte, _mm512_srli_epi16(even, 8), odd, 0xca);
+        __m512i low = _mm512_ternarylogic_epi32(low_byte, even, _mm512_slli_epi16(odd, 8), 0xca);
+        _mm512_storeu_si512(out + 128 * i + 64 * j, high);
+        _mm512_storeu_si512(out + 1024 + 128 * i + 64 * j, low);
+      }
+    }
+  }
+};
+
+// Products of `count` blocks of one tile of rows, added to tiles 0-3; meanwhile unpacks the next slice, if there is one,
+// and converts sums of earlier products.
+template <bool Unpack>
+inline void wide_steps(const int8_t* a, const uint8_t* b, int64_t count, int64_t height, const uint8_t* next,
+                       int64_t next_count, uint8_t* next_planes, Converter<WideEnd>& converter) {
+  WideUnpacker unpacker;
+  for (int64_t i = 0; i < count; ++i, a += 128 * height, b += 2048, next += 640, next_planes += 2048) {
+    const bool unpack = Unpack && i < next_count;
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbssd(0, 4, 6);
+    if (unpack) unpacker.part<0>(next, next_planes);
+    _tile_loadd(7, b + 1024, 64);
+    _tile_dpbsud(1, 4, 7);
+    if (unpack) unpacker.part<1>(next, next_planes);
+    _tile_loadd(5, a + 64 * height, 64);
+    _tile_dpbssd(2, 5, 6);
+    if (unpack) unpacker.part<2>(next, next_planes);
+    _tile_dpbsud(3, 5, 7);
+    if (unpack) unpacker.part<3>(next, next_planes);
+    converter.some();
+  }
+  for (int64_t i = count; Unpack && i < next_count; ++i, next += 640, next_planes += 2048) {  // a longer slice
+    unpacker.part<0>(next, next_planes);
+    unpacker.part<1>(next, next_planes);
+    unpacker.part<2>(next, next_planes);
+    unpacker.part<3>(next, next_planes);
+  }
+  tiles_see_stores();
+}
+
+inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                        uint8_t* scratch) {
+  const int64_t blocks = w.k_pad() / 64, height = x.height(), tiles = x.tiles();
+  const int64_t slice = tiles == 1 && blocks > kSlice ? kSlice : blocks;
+  uint8_t* planes = scratch + Converter<WideEnd>::kBytes;
+  uint8_t* next_planes = planes + slice * 2048;
+  const WideEnd end{x.scale, w.row_scale()};
+  Converter<WideEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, blocks, height);
+  configure_tiles(int(height), 64);
+  fetch_start(w.panel(p0));
+  wide_steps<true>(nullptr, nullptr, 0, height, w.panel(p0), slice, planes, converter);
+  for (int64_t p = p0; p < p1; ++p)
+    for (int64_t at = 0; at < blocks; at += slice) {
+      const int64_t count = blocks - at < slice ? blocks - at : slice;
+      const bool ends = at + count == blocks;
+      const int64_t left = !ends ? blocks - at - count : p + 1 < p1 ? blocks : 0;  // from where the next slice starts
+      const uint8_t* next = w.panel(p) + (at + count) * 640;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        if (at == 0) {
+          _tile_zero(0);
+          _tile_zero(1);
+          _tile_zero(2);
+          _tile_zero(3);
+        }
+        const int8_t* a = x.block(tile, at, 0);
+        if (tile == 0) wide_steps<true>(a, planes, count, height, next, left < slice ? left : slice, next_planes, converter);
+        else wide_steps<false>(a, planes, count, height, nullptr, 0, nullptr, converter);
+        if (!ends) continue;
+        converter.all();
+        int32_t* c = converter.add(tile * 16, p * fp::kPanel, x.rows);
+        _tile_stored(0, c, 64);
+        _tile_stored(1, c + 256, 64);
+        _tile_stored(2, c + 512, 64);
+        _tile_stored(3, c + 768, 64);
+      }
+      uint8_t* swap = planes;
+      planes = next_planes;
+      next_planes = swap;
+    }
+  converter.all();
+  _tile_release();
+}

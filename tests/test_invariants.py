@@ -1,0 +1,283 @@
+"""The same answer every time, with ==: however requests are batched, cut, cached, preempted, threaded and interleaved,
+and whatever instruction set runs. On tiny models of every family and number format; test_real_invariants.py repeats it
+on real weights."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+import forwardpass
+import tiny_models
+from forwardpass import _native
+from forwardpass.contracts import CacheView
+from forwardpass.decoding import sampler
+from forwardpass.engine import Engine
+from forwardpass.stages.decode import decode
+from forwardpass.stages.embed import embed
+from forwardpass.stages.preprocess import pack, pad
+from forwardpass.stages.project import project
+
+ISAS = _native.isas()
+RNG = np.random.default_rng(1)
+PROMPTS = [RNG.integers(2, tiny_models.VOCABULARY, n).tolist() for n in (1, 3, 17, 63, 64, 65, 100, 130)]
+DTYPES = ["auto", "float32", "bfloat16", "int8", "int4"]
+KV_DTYPES = ["float32", "bfloat16", "int8"]
+GREEDY = {"max_new_tokens": 9, "eos_token_id": [], "logprobs": 3}
+
+# Widths 48 and 80 (gpt2: 192) are no multiples of 32; the GGUF files hold formats that only files have.
+MODELS = ["llama", "qwen2-tied", "gpt2", "Q4_1", "Q5_1", "Q8_0", "F16"]
+CASES = [(name, dtype, kv) for (name, dtype), kv in zip(
+    [*itertools.product(MODELS[:3], DTYPES), *itertools.product(MODELS[3:], ["auto"])], itertools.cycle(KV_DTYPES))]
+ALL_CASES = [*CASES, ("llama", "auto", "int8"), ("llama", "int4", "int8"), ("gpt2", "float32", "float32"),
+             ("llama", "float32", "float32")]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """path(name) -> a saved tiny model."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            directory = tmp_path_factory.mktemp(name)
+            if name in tiny_models.CASES:
+                family, changes = tiny_models.CASES[name]
+                made[name] = tiny_models.save(tiny_models.make(family, **changes), directory)
+            else:
+                made[name] = directory / "m.gguf"
+                tiny_models.save_gguf(tiny_models.make("llama", hidden_size=64, intermediate_size=96), made[name], name)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def load(path):
+    """load(name, dtype, kv_dtype) -> an open model, one for each combination."""
+    models = {}
+
+    def get(*case):
+        if case not in models:
+            name, dtype, kv_dtype = case
+            models[case] = forwardpass.load(path(name), dtype=dtype, kv_dtype=kv_dtype)
+        return models[case]
+
+    yield get
+    for model in models.values():
+        model.close()
+
+
+def facts(completion):
+    """What must not change: tokens, and log-probabilities to the last bit."""
+    return completion.token_ids, completion.logprobs, completion.top_logprobs, completion.finish_reason
+
+
+def alone(model, prompts=PROMPTS, **params):
+    out = []
+    for prompt in prompts:
+        model.engine.prefixes.clear()
+        out.append(facts(model.generate(prompt, **GREEDY | params)))
+    model.engine.prefixes.clear()
+    return out
+
+
+def use_engine(model, monkeypatch, blocks):
+    """Give the model another engine, with few cache blocks."""
+    now = model.engine
+    monkeypatch.setattr(model, "_engine", Engine(now.network, now.facts, now.tokenizer, blocks))
+    return model.engine
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids="-".join)
+def test_every_isa_equals_scalar(case, path, monkeypatch):
+    results = {}
+    for isa in ISAS:
+        monkeypatch.setenv("FORWARDPASS_ISA", isa)
+        with forwardpass.load(path(case[0]), dtype=case[1], kv_dtype=case[2]) as model:
+            assert model.network._layers.program._program.isa == isa
+            results[isa] = model.logits(PROMPTS[6]), [facts(one) for one in model.generate(PROMPTS[1:4], **GREEDY)]
+    assert np.isfinite(results["scalar"][0]).all()
+    for isa in ISAS:
+        assert np.array_equal(results[isa][0], results["scalar"][0]), isa
+        assert results[isa][1] == results["scalar"][1], isa
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids="-".join)
+def test_threads_change_nothing(case, path):
+    results = []
+    for threads in (1, 2):
+        with forwardpass.load(path(case[0]), dtype=case[1], kv_dtype=case[2], threads=threads) as model:
+            results.append((model.logits(PROMPTS[7]), [facts(one) for one in model.generate(PROMPTS[:5], **GREEDY)]))
+    assert np.array_equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids="-".join)
+def test_a_batch_equals_each_alone(case, load):
+    model = load(*case)
+    expected = alone(model)
+    for order in ([*range(8)], [7, 0, 5, 5, 2], [3, 4]):
+        model.engine.prefixes.clear()
+        together = model.generate([PROMPTS[i] for i in order], **GREEDY)
+        assert [facts(one) for one in together] == [expected[i] for i in order]
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_generation_sees_the_logits_of_the_whole_text(case, load):
+    """Decoding token by token gives the rows that one pass over prompt and answer gives."""
+    model = load(*case)
+    for prompt, (tokens, logprobs, _, _) in zip(PROMPTS, alone(model), strict=True):
+        rows = model.logits(prompt + tokens)[len(prompt) - 1 :]
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=False):
+            assert sampler.logprobs(row, token, 0, tiny_models.VOCABULARY)[0] == logprob
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_chunks_change_nothing(case, load, monkeypatch):
+    model = load(*case)
+    logits, answers = model.logits(PROMPTS[7]), alone(model)
+    for step in (1, 7, 64, 100):
+        monkeypatch.setattr(model.engine.scheduler, "step_tokens", step)
+        assert np.array_equal(model.logits(PROMPTS[7]), logits), step
+        model.engine.prefixes.clear()
+        assert [facts(one) for one in model.generate(PROMPTS, **GREEDY)] == answers, step
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_a_prefix_hit_changes_nothing(case, load, monkeypatch):
+    model = load(*case)
+    longer = [prompt + PROMPTS[2] for prompt in PROMPTS]
+    cold = alone(model, longer)
+    hits, match = [], model.engine.prefixes.match
+
+    def recorded(*arguments):
+        found = match(*arguments)
+        hits.append(found[0])
+        return found
+
+    monkeypatch.setattr(model.engine.prefixes, "match", recorded)
+    for prompt in PROMPTS:
+        model.generate(prompt, max_new_tokens=2)
+    hits.clear()
+    assert [facts(model.generate(prompt, **GREEDY)) for prompt in longer] == cold
+    assert all(hit >= len(prompt) for hit, prompt in zip(hits, PROMPTS, strict=True))
+    hits.clear()
+    assert [facts(one) for one in model.generate(longer, **GREEDY)] == cold
+    assert all(hit == len(prompt) - 1 for hit, prompt in zip(hits, longer, strict=True))
+    model.engine.prefixes.clear()
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[11], CASES[15]], ids="-".join)
+@pytest.mark.parametrize("step_tokens", [512, 20])
+def test_preemption_changes_nothing(case, step_tokens, load, monkeypatch):
+    model = load(*case)
+    params = {"max_new_tokens": 70}
+    expected = alone(model, PROMPTS[:6], **params)
+    for blocks in (3, 5):
+        engine = use_engine(model, monkeypatch, blocks)
+        monkeypatch.setattr(engine.scheduler, "step_tokens", step_tokens)
+        assert [facts(one) for one in model.generate(PROMPTS[:6], **GREEDY | params)] == expected
+        assert engine.scheduler.preemptions > 0
+        engine.prefixes.clear()
+        assert engine.pool.free == blocks
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids="-".join)
+@pytest.mark.parametrize("blocks", [100, 4])
+def test_several_choices(case, blocks, load, monkeypatch):
+    """Choice 0 is the answer to n = 1; every choice has the log-probabilities of its own text; few blocks or many."""
+    model = load(*case)
+    sampling = {"do_sample": True, "seed": 5, "temperature": 1.5}
+    single = alone(model, [PROMPTS[3], PROMPTS[5]], **sampling)
+    expected = model.generate([PROMPTS[3], PROMPTS[5]], **GREEDY | sampling, num_return_sequences=3)
+    engine = use_engine(model, monkeypatch, blocks)
+    got = model.generate([PROMPTS[3], PROMPTS[5]], **GREEDY | sampling, num_return_sequences=3)
+    assert [facts(one) for one in got] == [facts(one) for one in expected]
+    assert [facts(got[0]), facts(got[3])] == single
+    assert len({tuple(one.token_ids) for one in got[:3]}) == 3
+    for one in got:
+        rows = model.logits(one.prompt_token_ids + one.token_ids)[len(one.prompt_token_ids) - 1 :]
+        for row, token, logprob in zip(rows, one.token_ids, one.logprobs, strict=False):
+            assert sampler.logprobs(row, token, 0, tiny_models.VOCABULARY)[0] == logprob
+    engine.prefixes.clear()
+    assert engine.pool.free == blocks
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids="-".join)
+def test_streams_from_several_threads(case, load):
+    model = load(*case)
+    params = GREEDY | {"max_new_tokens": 30}
+    expected = alone(model, **params)
+    got, errors = {}, []
+
+    def work(i):
+        try:
+            with model.stream(PROMPTS[i], **params) as stream:
+                pieces = [piece.token_id for piece in stream]
+                got[i] = facts(stream.completion)
+                assert pieces == stream.completion.token_ids
+        except BaseException as error:
+            errors.append(error)
+
+    for _ in range(3):
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and [got[i] for i in range(8)] == expected
+
+
+def test_streams_pulled_in_turns_by_one_thread(load):
+    model = load(*CASES[0])
+    expected = alone(model)
+    streams = [model.stream(prompt, **GREEDY) for prompt in PROMPTS]
+    for _ in itertools.zip_longest(*streams):
+        pass
+    assert [facts(stream.completion) for stream in streams] == expected
+
+
+def test_a_cancelled_stream_changes_nothing_for_others(load):
+    model = load(*CASES[0])
+    expected = alone(model)
+    model.engine.prefixes.clear()
+    free = model.engine.pool.free
+    leaving = model.stream(PROMPTS[7], **GREEDY | {"max_new_tokens": 50})
+    staying = model.stream(PROMPTS[5], **GREEDY)
+    next(leaving), next(staying), next(leaving)
+    leaving.close()
+    list(staying)
+    assert facts(staying.completion) == expected[5]
+    assert leaving.completion.finish_reason == "cancelled"
+    model.engine.prefixes.clear()
+    assert model.engine.pool.free == free
+
+
+def stages(model, tokens):
+    """Stages 2 to 4 by hand over fresh cache blocks: hidden states and logits of every real row."""
+    hidden = embed(model.network, tokens)
+    lengths = hidden.packed.lengths
+    counts = -(-lengths // 64)
+    tables = np.full((len(lengths), counts.max()), -1, np.int32)
+    numbers = iter(range(int(counts.sum())))
+    for row, count in zip(tables, counts, strict=True):
+        row[:count] = list(itertools.islice(numbers, int(count)))
+    memory = model.network.kv_memory(int(counts.sum()))
+    hidden = decode(model.network, hidden, CacheView(np.zeros(len(lengths), np.int32), tables), memory)
+    return hidden.values, project(model.network, hidden, np.arange(len(hidden.values))).values
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_padding_changes_nothing(case, load):
+    """The classic rectangle, padded left or right, gives the real rows exactly what packing and what `logits` give."""
+    model = load(*case)
+    prompts = [PROMPTS[i] for i in (5, 0, 2, 7)]
+    hidden, logits = stages(model, pack(prompts))
+    assert np.array_equal(logits, np.concatenate([model.logits(prompt) for prompt in prompts]))
+    for side in ("left", "right"):
+        for options in ({"padding": "longest"}, {"padding": "max_length", "max_length": 150}):
+            padded = pad(prompts, side=side, pad_id=3, **options)
+            assert padded.attention_mask.sum() == len(logits) < padded.input_ids.size
+            for one, other in zip(stages(model, padded), (hidden, logits), strict=True):
+                assert np.array_equal(one, other), (side, options)
