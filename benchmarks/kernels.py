@@ -6,7 +6,7 @@
 
 Ops run as models run them, through a recorded program of one operation, with all threads. Each result must equal the
 scalar kernels' bit for bit (==): a sample of rows, computed alone, which also shows that a row does not depend on the
-others. Columns: microseconds a call (a few of them are Python's), GB/s of weights or cache read, GFLOP/s, and the larger
+others. Columns: microseconds a call (a few of them Python's), GB/s of weights or cache read, GFLOP/s, and the larger
 of both as a share of what this machine reaches: read bandwidth at that size, the instruction set's matrix rate. Scalar
 itself is not timed unless asked for by --isa scalar. Shapes are a small chat model's (SmolLM2-135M) and ragged ones.
 """

@@ -39,7 +39,8 @@ struct Converter {
   // steps: how often some() is called while the next sums are made; the blocks hold `total` lines.
   Converter(const End& end, const fp::Epilogue& e, int32_t* sums, int64_t n, int64_t steps, int64_t total)
       : end(end), e(e), sums(sums), n(n),
-        plain(!e.bias && e.act == fp::Act::None && e.mode != fp::Mode::Gate), per_step(int((total + steps - 1) / steps)) {}
+        plain(!e.bias && e.act == fp::Act::None && e.mode != fp::Mode::Gate),
+        per_step(int((total + steps - 1) / steps)) {}
 
   // Where the sums of a block are to be stored. Lines of the outputs may have to come from far, and the tiles' own
   // stores would queue up behind them: those of the tile of rows after this one are fetched now.

@@ -2,10 +2,11 @@
 //
 // A weight D (q - 8) + M is sixteen bits wide: 256 high (signed) + low (unsigned). With the two planes of x that makes
 // four products, hh, hl, lh, ll (plane of x first), and acc_h = 256 hh + hl, acc_l = 256 lh + ll, summed over k.
-// The weights of the next panel are unpacked between the products of the first tile of rows. With one tile of rows in
-// all they are used only once: then a slice of a few blocks at a time is unpacked, so that slices stay in L1.
+// The weights of the next panel are unpacked between the products of the first tile of rows. With one tile of rows
+// they are used only once: then a slice of a few blocks at a time is unpacked, so that slices stay in L1.
 
-constexpr int64_t kSlice = 4;  // blocks of 64 columns, 2 KiB of unpacked weights each
+constexpr int64_t kSlice = 4;             // blocks of 64 columns, 2 KiB of unpacked weights each
+constexpr int64_t kRowBytes = 640 << 10;  // activations that go by in one pass: they stay in L2 from panel to panel
 
 struct WideEnd {
   static constexpr int kPlanes = 4;
@@ -52,8 +53,8 @@ struct WideUnpacker {
   }
 };
 
-// Products of `count` blocks of one tile of rows, added to tiles 0-3; meanwhile unpacks the next slice, if there is one,
-// and converts sums of earlier products.
+// Products of `count` blocks of one tile of rows, added to tiles 0-3; meanwhile unpacks the next slice, if there is
+// one, and converts sums of earlier products.
 template <bool Unpack>
 inline void wide_steps(const int8_t* a, const uint8_t* b, int64_t count, int64_t height, const uint8_t* next,
                        int64_t next_count, uint8_t* next_planes, Converter<WideEnd>& converter) {
@@ -83,15 +84,15 @@ inline void wide_steps(const int8_t* a, const uint8_t* b, int64_t count, int64_t
   tiles_see_stores();
 }
 
-inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
-                        uint8_t* scratch) {
-  const int64_t blocks = w.k_pad() / 64, height = x.height(), tiles = x.tiles();
-  const int64_t slice = tiles == 1 && blocks > kSlice ? kSlice : blocks;
+// Tiles of rows [t0, t1).
+inline void wide_rows(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, int64_t t0, int64_t t1,
+                      const fp::Epilogue& e, uint8_t* scratch) {
+  const int64_t blocks = w.k_pad() / 64, height = x.height();
+  const int64_t slice = t1 - t0 == 1 && blocks > kSlice ? kSlice : blocks;
   uint8_t* planes = scratch + Converter<WideEnd>::kBytes;
   uint8_t* next_planes = planes + slice * 2048;
   const WideEnd end{x.scale, w.row_scale()};
   Converter<WideEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, blocks, height);
-  configure_tiles(int(height), 64);
   fetch_start(w.panel(p0));
   wide_steps<true>(nullptr, nullptr, 0, height, w.panel(p0), slice, planes, converter);
   for (int64_t p = p0; p < p1; ++p)
@@ -100,7 +101,7 @@ inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p
       const bool ends = at + count == blocks;
       const int64_t left = !ends ? blocks - at - count : p + 1 < p1 ? blocks : 0;  // from where the next slice starts
       const uint8_t* next = w.panel(p) + (at + count) * 640;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
+      for (int64_t tile = t0; tile < t1; ++tile) {
         if (at == 0) {
           _tile_zero(0);
           _tile_zero(1);
@@ -108,8 +109,10 @@ inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p
           _tile_zero(3);
         }
         const int8_t* a = x.block(tile, at, 0);
-        if (tile == 0) wide_steps<true>(a, planes, count, height, next, left < slice ? left : slice, next_planes, converter);
-        else wide_steps<false>(a, planes, count, height, nullptr, 0, nullptr, converter);
+        if (tile == t0)
+          wide_steps<true>(a, planes, count, height, next, left < slice ? left : slice, next_planes, converter);
+        else
+          wide_steps<false>(a, planes, count, height, nullptr, 0, nullptr, converter);
         if (!ends) continue;
         converter.all();
         int32_t* c = converter.add(tile * 16, p * fp::kPanel, x.rows);
@@ -123,5 +126,14 @@ inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p
       next_planes = swap;
     }
   converter.all();
+}
+
+inline void matmul_wide(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                        uint8_t* scratch) {
+  const int64_t tiles = x.tiles(), most = kRowBytes / x.tile_bytes() + 1;
+  const int64_t passes = (tiles + most - 1) / most, pass = (tiles + passes - 1) / passes;
+  configure_tiles(int(x.height()), 64);
+  for (int64_t t = 0; t < tiles; t += pass)
+    wide_rows(w, x, p0, p1, t, t + pass < tiles ? t + pass : tiles, e, scratch);
   _tile_release();
 }

@@ -1,4 +1,5 @@
-// Integer products with AVX2. Included inside an anonymous namespace, after simd_avx2.h, epilogue.inl, matmul_float.inl.
+// Integer products with AVX2. Included inside an anonymous namespace, after simd_avx2.h, epilogue.inl and
+// matmul_float.inl.
 //
 // vpmaddubsw adds two products into sixteen bits and saturates, so every use here is bounded: for Q4 all sixteen
 // products that meet in one lane stay within 16 * 15 * 127 = 30480; for the others |q| <= 128 and |x| <= 127, and

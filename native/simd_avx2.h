@@ -35,7 +35,8 @@ inline __m256 widen_bf16(const uint16_t* p) {
 }
 inline V vload_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
 inline V vload_f16(const uint16_t* p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 inline I iload(const int32_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};

@@ -7,7 +7,7 @@
 
 constexpr int64_t kCommonHead = 64;               // bytes before the shared buffers: the counter of spans
 constexpr int64_t kByPageBytes = 64ll << 20;      // most memory for the shared buffers
-constexpr int64_t kAhead = 2;                     // pages of values asked for before they are needed
+constexpr int64_t kPagesAhead = 2;                     // pages of values asked for before they are needed
 constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts aren't worth two barriers
 
 struct Scratch {
@@ -216,7 +216,7 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     int block0, block1;
     if (!share(unit, pages, block0, block1)) return;
     const int64_t page0 = make_span(a, s, h, 0, 1).page0;
-    for (int64_t page = page0; page < smaller(page0 + kAhead, page0 + pages); ++page)
+    for (int64_t page = page0; page < smaller(page0 + kPagesAhead, page0 + pages); ++page)
       fetch(head_data(a, s, h, page) + page_bytes + block0 * block_bytes, (block1 - block0) * block_bytes);
   });
   team.barrier();
