@@ -114,9 +114,9 @@ class Ours:
         """Share of a decode step's wall time that is spent outside of native programs."""
         stages = [self.model.network._embed, self.model.network._layers, self.model.network._project]
         programs = [stage.program for stage in stages]
-        clocks = [_Clock(program._program) for program in programs]
+        clocks = [_Clock(program.native) for program in programs]
         for program, clock in zip(programs, clocks, strict=True):
-            program._program = clock
+            program.native = clock
         try:
             with self.model.stream(ids, max_new_tokens=new, **PLAIN) as stream:
                 next(stream)
@@ -127,7 +127,7 @@ class Ours:
                 wall = time.perf_counter() - start
         finally:
             for program, clock in zip(programs, clocks, strict=True):
-                program._program = clock.program
+                program.native = clock.program
         return 1 - (sum(clock.seconds for clock in clocks) - before) / wall
 
     # ---- what the figures are held against

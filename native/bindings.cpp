@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "cpu_features.h"
+#include "greedy.h"
 #include "machine_limits.h"
 #include "memory.h"
 #include "pack.h"
@@ -81,6 +82,12 @@ struct PyProgram {
   std::vector<fp::KvLayout> layouts;
   bool needs_ids = false, needs_positions = false, needs_cache = false, needs_wanted = false;
 
+  void check_memory(const PyKvMemory& memory) const {
+    require(layers <= memory.layers, "the cache has too few layers");
+    for (const fp::KvLayout& layout : layouts)
+      require(layout.type == memory.layout.type && layout.kv_heads == memory.layout.kv_heads &&
+                  layout.head_dim == memory.layout.head_dim, "the cache has another layout");
+  }
   const float* floats(const std::optional<ConstFloats>& array, int64_t size) {
     if (!array) return nullptr;
     require(int64_t(array->size()) == size, "a norm or bias has the wrong length");
@@ -345,10 +352,7 @@ NB_MODULE(_native, m) {
           require(int64_t(past->size()) == step.sequences && int64_t(tables->shape(0)) == step.sequences,
                   "cache arguments disagree on the number of sequences");
           require(step.starts[0] == 0 && step.starts[step.sequences] == rows, "starts do not cover the rows");
-          require(self.layers <= memory->layers, "the cache has too few layers");
-          for (const fp::KvLayout& layout : self.layouts)
-            require(layout.type == memory->layout.type && layout.kv_heads == memory->layout.kv_heads &&
-                        layout.head_dim == memory->layout.head_dim, "the cache has another layout");
+          self.check_memory(*memory);
           for (int64_t s = 0; s < step.sequences; ++s) {
             int64_t length = step.starts[s + 1] - step.starts[s], context = step.past[s] + length;
             require(length > 0 && step.past[s] >= 0, "an empty sequence");
@@ -375,6 +379,51 @@ NB_MODULE(_native, m) {
         return out;
       })
       .def("reset_timings", [](PyProgram& self) { self.program.reset_timings(); });
+
+  // buffers: embed out; layers in, out; project in, out.
+  m.def("greedy_steps", [](PyProgram& embed, PyProgram& layers, PyProgram& project, std::vector<int> buffers, Ints ids,
+                           Ints positions, Ints past, Ints2 tables, PyKvMemory& memory, int64_t steps,
+                           int64_t vocabulary, std::vector<Ints> ends, bool timed) {
+    const int64_t count = int64_t(ids.size()), blocks = int64_t(tables.shape(1));
+    const int64_t width = embed.program.width(buffers.at(0)), logits_width = project.program.width(buffers.at(4));
+    require(count > 0 && steps > 0 && buffers.size() == 5, "greedy steps of nothing");
+    require(int64_t(positions.size()) == count && int64_t(past.size()) == count && int64_t(tables.shape(0)) == count &&
+                int64_t(ends.size()) == count, "arguments disagree on the number of sequences");
+    require(vocabulary > 0 && vocabulary <= logits_width && vocabulary <= embed.vocabulary, "vocabulary");
+    layers.check_memory(memory);
+    fp::Greedy run;
+    for (int64_t s = 0; s < count; ++s) {
+      int64_t id = ids.data()[s], position = positions.data()[s], context = past.data()[s] + steps;
+      require(id >= 0 && id < embed.vocabulary, "a token id is out of range");
+      require(position >= 0 && (!embed.position_rows || position + steps <= embed.position_rows),
+              "a position is out of range");
+      require(past.data()[s] >= 0 && context <= blocks * fp::kPage, "a block table is too short");
+      for (int64_t b = 0; b < (context + fp::kPage - 1) / fp::kPage; ++b) memory.check(tables.data()[s * blocks + b]);
+      run.ids.push_back(int32_t(id));
+      run.positions.push_back(int32_t(position));
+      run.past.push_back(past.data()[s]);
+      run.ends.emplace_back(ends[size_t(s)].data(), ends[size_t(s)].data() + ends[size_t(s)].size());
+    }
+    run.tables = tables.data();
+    run.table_stride = blocks;
+    run.pool = memory.region.data();
+    run.block_bytes = memory.block_bytes;
+    run.width = width;
+    run.logits_width = logits_width;
+    run.vocabulary = vocabulary;
+    run.buffers = std::move(buffers);
+    {
+      nb::gil_scoped_release release;
+      run.run(embed.program, layers.program, project.program, steps, timed);
+    }
+    const size_t done = run.tokens.size();
+    auto tokens = new_array<int32_t>(done);
+    std::copy_n(run.tokens.data(), done, tokens.data());
+    return nb::make_tuple(tokens, run.seconds[0], run.seconds[1], run.seconds[2]);
+  }, "embed"_a, "layers"_a, "project"_a, "buffers"_a, "ids"_a, "positions"_a, "past"_a, "tables"_a, "memory"_a, "steps"_a,
+     "vocabulary"_a, "ends"_a, "timed"_a,
+     "Up to `steps` steps of the likeliest token, step by step for all sequences: int32 [steps done * sequences], and "
+     "the seconds of the three stages.");
 
   m.def("bounds", [](Ints values) {
     require(values.size() > 0, "bounds of nothing");

@@ -11,7 +11,7 @@
 namespace fp {
 
 namespace {
-constexpr int kSpins = 4000;  // about 50-100 us: longer than the gap between two decode steps
+constexpr int kSpins = 60;  // about 50-100 us: longer than the gap between two decode steps
 }
 
 void cpu_relax() {

@@ -22,6 +22,12 @@ float greatest(const float* row, int64_t n) {
   for (; i < n; ++i) most = row[i] > most ? row[i] : most;
   return most;
 }
+bool has_nan(const float* row, int64_t n) {
+  bool found = false;
+  for (int64_t i = 0; i < n; ++i) found |= row[i] != row[i];
+  return found;
+}
+
 int64_t argmax(const float* row, int64_t n) {
   float most = -INFINITY;
   int64_t stretch = 0;

@@ -6,6 +6,8 @@ namespace fp {
 
 // The greatest value; -infinity if there is none. NaN is passed over.
 float greatest(const float* row, int64_t n);
+// Whether any value is NaN.
+bool has_nan(const float* row, int64_t n);
 // Index of the greatest value, the first of equals; NaN never wins.
 int64_t argmax(const float* row, int64_t n);
 // Indices of the k greatest, greatest first, lower index first among equals.

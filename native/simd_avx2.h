@@ -119,7 +119,8 @@ inline __m256 fraction8(__m256 a) {
 }
 inline V vfraction(const V& x) { return {fraction8(x.a), fraction8(x.b)}; }
 inline __m256 scale8(__m256 a, __m256 b) {
-  __m256i n = _mm256_cvttps_epi32(_mm256_floor_ps(_mm256_max_ps(_mm256_set1_ps(-127.0f), b)));  // NaN: INT_MIN, no shift
+  // NaN becomes INT_MIN, which shifts out
+  __m256i n = _mm256_cvttps_epi32(_mm256_floor_ps(_mm256_max_ps(_mm256_set1_ps(-127.0f), b)));
   __m256i u = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(n, 23));
   return _mm256_castsi256_ps(_mm256_and_si256(u, _mm256_cmpgt_epi32(u, _mm256_set1_epi32((1 << 23) - 1))));
 }

@@ -1,4 +1,4 @@
-"""Kernels on arrays: packing of random tensors of every stored type, and one call for each entry of the kernel table."""
+"""Kernels on arrays: packing of random tensors of every stored type, and a call for each entry of the kernel table."""
 
 from __future__ import annotations
 

@@ -113,8 +113,9 @@ for dtype, kv_dtype, n, new in combinations:
 def test_every_isa_equals_scalar(smollm2_path, prompts):
     results = {}
     for isa in ISAS:
-        done = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps([str(smollm2_path), prompts[3], COMBINATIONS])],
-                              env={**os.environ, "FORWARDPASS_ISA": isa}, capture_output=True, text=True, timeout=600)
+        arguments = json.dumps([str(smollm2_path), prompts[3], COMBINATIONS])
+        done = subprocess.run([sys.executable, "-c", PROGRAM, arguments], capture_output=True, text=True, timeout=600,
+                              env={**os.environ, "FORWARDPASS_ISA": isa})
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert len(lines) == len(COMBINATIONS) and {line[0] for line in lines} == {isa}

@@ -7,7 +7,6 @@
 
 constexpr int64_t kCommonHead = 64;               // bytes before the shared buffers: the counter of spans
 constexpr int64_t kByPageBytes = 64ll << 20;      // most memory for the shared buffers
-constexpr int64_t kPagesAhead = 2;                     // pages of values asked for before they are needed
 constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts aren't worth two barriers
 
 struct Scratch {
@@ -176,29 +175,10 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     }
   };
 
-  // Values are shared by blocks of sixteen dimensions, each with the weight of its pages; a block belongs to the thread
-  // in whose share its middle lies. Returns this thread's blocks of an item, [block0, block1).
-  const int blocks = int(a.layout.d_pad() / 16);
-  auto share = [&](int64_t unit, int64_t pages, int& block0, int& block1) {
-    block0 = blocks, block1 = 0;
-    for (int b = 0; b < blocks; ++b)
-      if ((2 * (unit * blocks + b * pages) + pages) * team.size / (2 * total * blocks) == team.tid) {
-        block0 = int(smaller(block0, b));
-        block1 = b + 1;
-      }
-    return block0 < block1;
-  };
-  // Memory that is read next, so that it doesn't idle while a thread waits or works in its caches.
-  auto fetch = [](const uint8_t* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
-  };
-  const int64_t page_bytes = a.layout.page_bytes(), block_bytes = page_bytes / blocks;
-
   for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float*, float* scores) {
     const int64_t first = larger(begin, unit), last = smaller(end, unit + pages);
     if (first >= last) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
-    fetch(head_data(a, s, h, x.page0 + first - unit), page_bytes);
     core.begin(x);
     core.load_queries(x, scratch.queries);
     fill(scratch.most, x.rows, -__builtin_inff());
@@ -211,13 +191,6 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
                   scratch.queries, scores + (u - unit) * 64 * x.rows, scratch.most);
     }
     for (int r = 0; r < x.rows; ++r) most_of[first * kSpanRows + r] = reduce_max(vload(scratch.most + r * 16));
-  });
-  for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float*, float*) {
-    int block0, block1;
-    if (!share(unit, pages, block0, block1)) return;
-    const int64_t page0 = make_span(a, s, h, 0, 1).page0;
-    for (int64_t page = page0; page < smaller(page0 + kPagesAhead, page0 + pages); ++page)
-      fetch(head_data(a, s, h, page) + page_bytes + block0 * block_bytes, (block1 - block0) * block_bytes);
   });
   team.barrier();
 
@@ -241,9 +214,16 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
   });
   team.barrier();
 
+  // Values: the weight of a block of sixteen dimensions is its pages; a block belongs where its middle lies.
+  const int blocks = int(a.layout.d_pad() / 16);
   for_items([&](int64_t s, int64_t h, int64_t unit, int64_t pages, float* sums, float* scores) {
-    int block0, block1;
-    if (!share(unit, pages, block0, block1)) return;
+    int block0 = blocks, block1 = 0;
+    for (int b = 0; b < blocks; ++b)
+      if ((2 * (unit * blocks + b * pages) + pages) * team.size / (2 * total * blocks) == team.tid) {
+        block0 = int(smaller(block0, b));
+        block1 = b + 1;
+      }
+    if (block0 >= block1) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
     core.begin(x);
     core.values(x, block0, block1, [&](int64_t page) { return head_data(a, s, h, page); },

@@ -32,6 +32,10 @@ from forwardpass.stages.project import project
 PROJECT_ROWS = 64
 """Rows projected at once where logits of whole texts are wanted: bounds the memory of a large vocabulary."""
 
+RUN_AHEAD_S = 0.02
+"""Greedy requests may be computed this many seconds ahead of Python: nobody notices, and its share becomes small."""
+RUN_AHEAD_STEPS = 16
+
 STAGES = ("preprocess", "embed", "decode", "project", "postprocess")
 
 
@@ -80,8 +84,8 @@ class _NoText:
 class Engine:
     """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: KV blocks of 64 positions at most.
 
-    steps: how many were computed;  last: of the newest one, (new tokens, positions cached before) of each sequence, and
-    the number of rows that became logits.
+    steps: how many were computed;  last: those of the newest call of step(), each as (new tokens, positions cached
+    before) of each sequence, and the number of rows that became logits.
     """
 
     def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
@@ -93,7 +97,8 @@ class Engine:
         self.prefixes = PrefixCache(self.pool)
         self.scheduler = Scheduler(self.pool, self.prefixes)
         self.steps = 0
-        self.last: tuple[list[tuple[int, int]], int] = ([], 0)
+        self.last: list[tuple[list[tuple[int, int]], int]] = []
+        self._pace = 0.0  # seconds of the newest step that computed one token a sequence; 0 = none yet
         self._turns = Turns()
         self._owners: dict[int, tuple[Request, int]] = {}  # id(sequence) -> request, index of the choice
         self._leaving: deque[Request] = deque()
@@ -234,22 +239,32 @@ class Engine:
             return
         owners = [self._owners[id(work.sequence)][0] for work in plan]
         requests = {id(request): request for request in owners}.values()
+        ahead = self._steps_ahead(plan)
         try:
-            rows, seconds = self._compute(plan)
+            if ahead > 1:
+                tokens, seconds = self._run_ahead(plan, ahead)
+            else:
+                rows, seconds = self._compute(plan)
         except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
             for request in requests:
                 self._fail(request, error)
             return
         start = perf_counter()
-        final = iter(rows)
-        for work, request in zip(plan, owners, strict=True):
-            row = next(final) if work.final else None
+        if ahead == 1:
+            final = iter(rows)
+            results = [next(final) if work.final else None for work in plan]
+        else:
+            results = tokens.T.tolist()
+        for work, request, result in zip(plan, owners, results, strict=True):
             if request.done:  # another of its choices failed
                 continue
             try:
-                self.scheduler.done(work)
-                if row is not None:
-                    self._choose(work.sequence, row)
+                if ahead > 1:
+                    self._take(work, result)
+                else:
+                    self.scheduler.done(work)
+                    if result is not None:
+                        self._choose(work.sequence, result)
             except Exception as error:
                 self._fail(request, error)
             except BaseException:
@@ -272,16 +287,58 @@ class Engine:
             seconds["embed"], seconds["decode"] = middle - start, perf_counter() - middle
         return hidden
 
+    def _steps_ahead(self, plan: list[Work]) -> int:
+        """Steps that may be computed before Python looks at their tokens: more than one only if each token is simply
+        the likeliest, nobody waits to join, and they take no longer than RUN_AHEAD_S."""
+        steps = min(RUN_AHEAD_STEPS, int(RUN_AHEAD_S / self._pace)) if self._pace else 1
+        for work in plan:
+            if steps <= 1:
+                return 1
+            request, index = self._owners[id(work.sequence)]
+            choice = request.choices[index]
+            if not choice.likeliest or not choice.token_ids:
+                return 1
+            steps = min(steps, choice.tokens_left)
+        return self.scheduler.ahead(plan, steps) if steps > 1 else 1
+
+    def _run_ahead(self, plan: list[Work], steps: int) -> tuple[np.ndarray, dict[str, float]]:
+        """Tokens int32 [steps done, sequences], at least one step, and seconds by stage."""
+        packed, cache = _arrays(plan)
+        owners = [self._owners[id(work.sequence)] for work in plan]
+        ends = [np.fromiter(request.choices[i].end_ids, np.int32) for request, i in owners]
+        tokens, seconds = self.network.greedy_steps(packed.token_ids, packed.positions, cache.past, cache.tables,
+                                                    self.memory, steps, self.facts.vocab_size, ends)
+        done = len(tokens)
+        if done == 0:  # logits that are not numbers: stage 5 has the words for it
+            raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for this "
+                                   "dtype: try dtype='float32'.")
+        self.steps += done
+        self.last = [([(1, work.sequence.computed + i) for work in plan], len(plan)) for i in range(done)]
+        self._pace = sum(seconds.values()) / done
+        return tokens, seconds
+
+    def _take(self, work: Work, tokens: list[int]) -> None:
+        """The tokens that running ahead gave a sequence; those after its end count for nothing."""
+        request, index = self._owners[id(work.sequence)]
+        choice = request.choices[index]
+        for token in tokens:
+            self.scheduler.done(work)
+            self._note(request, index, work.sequence, choice.append(token))
+            if choice.finish_reason is not None:
+                return
+
     def _compute(self, plan: list[Work]) -> tuple[np.ndarray, dict[str, float]]:
         """Logits of the plan's final rows, in order, and seconds by stage."""
         self.steps += 1
-        self.last = [(work.count, work.sequence.computed) for work in plan], sum(work.final for work in plan)
+        self.last = [([(work.count, work.sequence.computed) for work in plan], sum(work.final for work in plan))]
         seconds: dict[str, float] = {}
         hidden = self._hidden(plan, seconds)
         start = perf_counter()
         wanted = [int(hidden.packed.starts[i + 1]) - 1 for i, work in enumerate(plan) if work.final]
         logits = project(self.network, hidden, np.array(wanted, np.int32)).values
         seconds["project"] = perf_counter() - start
+        if all(work.count == 1 for work in plan):
+            self._pace = sum(seconds.values())
         return logits, seconds
 
     def _choose(self, sequence: Sequence, row: np.ndarray) -> None:
@@ -301,8 +358,11 @@ class Engine:
                 self._accept(request, number, one, row)
 
     def _accept(self, request: Request, index: int, sequence: Sequence, row: np.ndarray) -> None:
+        self._note(request, index, sequence, request.choices[index].accept(row))
+
+    def _note(self, request: Request, index: int, sequence: Sequence, piece: Piece) -> None:
+        """A token was chosen: for whoever collects it, and as the next one to compute."""
         choice = request.choices[index]
-        piece: Piece = choice.accept(row)
         if request.first_token is None:
             request.first_token = perf_counter()
         request.pieces.append((index, piece))

@@ -67,7 +67,7 @@ def test_float64_agrees(format):
     of float32 sums may remain, k of them for float formats, one a group of 32 for Q8 and Q8M, a few for the others."""
     for shape in shapes(format):
         w, x, got = problem(format, shape)
-        n, k = shape
+        k = shape[1]
         weights, rounded = w.rows().astype(np.float64), as_seen(format, x, k)
         if w.format in ("Q4", "Q8C"):  # the look-up rounds q * row_scale to float32, the product does not
             scale = w.row_scale()[:, None].astype(np.float64)

@@ -121,8 +121,8 @@ def test_a_weight_that_is_no_number_is_reported(format, bad):
     assert not pack_floats(format, values).finite
 
 
-@pytest.mark.parametrize("type, format", [("Q4_0", "Q4"), ("Q4_1", "Q4"), ("Q5_0", "Q8M"), ("Q5_1", "Q8M"), ("Q8_0", "Q8"),
-                                          ("Q8_0", "F32")])
+@pytest.mark.parametrize("type, format", [("Q4_0", "Q4"), ("Q4_1", "Q4"), ("Q5_0", "Q8M"), ("Q5_1", "Q8M"),
+                                          ("Q8_0", "Q8"), ("Q8_0", "F32")])
 def test_a_scale_that_is_no_number_is_reported(type, format):
     raw = stored(type, 17, 64, np.random.default_rng(6)).reshape(34, -1)
     assert pack(format, type, 17, 64, raw.reshape(-1)).finite
@@ -158,7 +158,8 @@ def test_wrong_sizes_are_refused():
                       (9, 3, 40, "F32", raw, None, out), (0, 0, 40, "F32", raw, None, out),
                       (0, 3, 40, "F32", raw, np.array([0, 1, 3], np.int32), out),
                       (0, 3, 40, "F32", raw, np.array([0, 1], np.int32), out),
-                      (FORMATS.index("Q8"), 3, 40, "F32", raw, None, np.zeros(_native.matrix_bytes(4, 3, 40), np.uint8)),
+                      (FORMATS.index("Q8"), 3, 40, "F32", raw, None,
+                       np.zeros(_native.matrix_bytes(4, 3, 40), np.uint8)),
                       (FORMATS.index("Q8"), 3, 64, "Q5_1", np.zeros(3 * 48, np.uint8), None,
                        np.zeros(_native.matrix_bytes(4, 3, 64), np.uint8))]:
         with pytest.raises(ValueError):

@@ -140,7 +140,7 @@ def test_a_second_turn_computes_only_what_is_new(smollm2):
         (sequence,) = stream._request.sequences
         whole = len(stream.completion.prompt_token_ids)
     assert len(first.prompt_token_ids) + 10 <= sequence.reused < whole
-    assert smollm2.engine.last[0] == [(whole - sequence.reused, sequence.reused)]
+    assert smollm2.engine.last[0][0] == [(whole - sequence.reused, sequence.reused)]
     again = smollm2.chat(messages, max_new_tokens=4).token_ids
     smollm2.engine.prefixes.clear()
     assert smollm2.chat(messages, max_new_tokens=4).token_ids == again  # reuse changes nothing

@@ -55,6 +55,13 @@ class NativeBackend:
     def rotary(self, inv_freq: Sequence[float], factor: float) -> _native.RotaryTable:
         return _native.RotaryTable(list(inv_freq), factor)
 
+    def greedy_steps(self, stages, ids, positions, past, tables, memory, steps, vocab_size, ends):
+        """See protocol.Backend."""
+        buffers = [stages[0].out, stages[1].source, stages[1].out, stages[2].source, stages[2].out]
+        tokens, *seconds = _native.greedy_steps(*(stage.program.native for stage in stages), buffers, ids, positions, past,
+                                                tables, memory, steps, vocab_size, ends, self.timed)
+        return tokens.reshape(-1, ids.size), seconds
+
     def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> KvMemory:
         return KvMemory(KV_DTYPES.index(kv_dtype), layers, num_kv_heads, head_dim, blocks)
 
@@ -73,40 +80,40 @@ class NativeProgram:
 
     def __init__(self, backend: NativeBackend):
         self._backend = backend
-        self._program = _native.Program(backend.pool, backend.isa)
-        self.buffer = self._program.buffer
-        self.reset_timings = self._program.reset_timings
+        self.native = _native.Program(backend.pool, backend.isa)
+        self.buffer = self.native.buffer
+        self.reset_timings = self.native.reset_timings
 
     def embed(self, out, table, *, label):
-        self._program.embed(out, table, label)
+        self.native.embed(out, table, label)
 
     def positions(self, out, table, *, label):
-        self._program.positions(out, table, label)
+        self.native.positions(out, table, label)
 
     def norm(self, source, out, norm: NormWeights, *, label):
-        self._program.norm(source, out, *_norm_arguments(norm), label)
+        self.native.norm(source, out, *_norm_arguments(norm), label)
 
     def gather(self, source, out, *, label):
-        self._program.gather(source, out, label)
+        self.native.gather(source, out, label)
 
     def linear(self, source, out, parts, *, norm, mode="store", activation=None, label):
-        self._program.linear(source, out, *_norm_arguments(norm), list(parts), _MODES[mode], _ACTIVATIONS[activation],
+        self.native.linear(source, out, *_norm_arguments(norm), list(parts), _MODES[mode], _ACTIVATIONS[activation],
                              False, label)
 
     def gated(self, source, out, gate, up, *, norm, activation, label):
-        self._program.linear(source, out, *_norm_arguments(norm), [gate, up], 0, _ACTIVATIONS[activation], True, label)
+        self.native.linear(source, out, *_norm_arguments(norm), [gate, up], 0, _ACTIVATIONS[activation], True, label)
 
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary, label):
-        self._program.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
+        self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
                                 KV_DTYPES.index(kv_dtype), rotary, label)
 
     def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=None,
             bound=()):
-        self._program.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed)
+        self.native.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed)
 
     def timings(self):
         seconds: dict[str, float] = {}
-        for label, time in self._program.timings():
+        for label, time in self.native.timings():
             seconds[label] = seconds.get(label, 0.0) + time
         return seconds
 

@@ -67,3 +67,27 @@ class Program(Protocol):
         """Seconds by label since the last call of `reset_timings`; only counted while backend.timed is True."""
 
     def reset_timings(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Makes programs and packs matrices. timed: count the seconds of each operation."""
+
+    timed: bool
+
+    def program(self) -> Program: ...
+
+    def rotary(self, inv_freq: Sequence[float], factor: float) -> Any:
+        """cos and sin of position * inv_freq, times factor, for `Program.attention`."""
+
+    def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> Any:
+        """Address space for cache blocks; has clear(block), copy(from, to), blocks and block_bytes."""
+
+    def greedy_steps(self, stages: Sequence[Any], ids: np.ndarray, positions: np.ndarray, past: np.ndarray,
+                     tables: np.ndarray, memory: Any, steps: int, vocab_size: int,
+                     ends: Sequence[np.ndarray]) -> tuple[np.ndarray, Sequence[float]]:
+        """Up to `steps` decode steps of the likeliest of the first vocab_size tokens, for all sequences together.
+
+        stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  ends: each
+        sequence's end tokens. Stops after a step with an end token and before one whose logits are not numbers.
+        Returns int32 [steps done, sequences] and the seconds of the three stages.
+        """

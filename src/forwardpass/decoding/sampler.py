@@ -28,6 +28,11 @@ class Sampler:
         self.seed = rng.fresh_seed() if params.seed is None else params.seed
         self.history = self._chain.history
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether pick() is simply the index of the largest logit."""
+        return self._greedy and self._plain
+
     def pick(self, row: np.ndarray, banned: Sequence[int] = ()) -> int:
         """The next token for a row of raw logits (float32 [rows], only read). The same call gives the same token.
 

@@ -78,11 +78,11 @@ class _Watch:
         self.request = stream._request
 
     def run(self, first: bool) -> tuple[list[tuple[list[tuple[int, int]], int]], float]:
-        """Until the first token, or to the end: (Engine.last of each step, seconds)."""
+        """Until the first token, or to the end: (what Engine.last says of each step, seconds)."""
         steps, start = [], perf_counter()
         while not self.request.done and not (first and self.request.first_token is not None):
             self.engine.step()
-            steps.append(self.engine.last)
+            steps += self.engine.last
         return steps, perf_counter() - start
 
 

@@ -48,6 +48,16 @@ class Network:
         stage.program.run(rows.size, wanted=rows, bound=[(stage.source, hidden), (stage.out, logits)])
         return logits
 
+    def greedy_steps(self, ids: np.ndarray, positions: np.ndarray, past: np.ndarray, tables: np.ndarray, memory,
+                     steps: int, vocab_size: int, ends: list[np.ndarray]) -> tuple[np.ndarray, dict[str, float]]:
+        """Several steps of the three stages with the likeliest token fed back (see backends/protocol.py).
+
+        Returns int32 [steps done, sequences] and seconds by stage. The tokens are those of single steps, bit for bit.
+        """
+        stages = (self._embed, self._layers, self._project)
+        tokens, seconds = self.backend.greedy_steps(stages, ids, positions, past, tables, memory, steps, vocab_size, ends)
+        return tokens, dict(zip(("embed", "decode", "project"), seconds, strict=True))
+
     def timings(self) -> dict[str, dict[str, float]]:
         """Seconds by stage and operation, counted while backend.timed is True."""
         stages = {"embed": self._embed, "decode": self._layers, "project": self._project}

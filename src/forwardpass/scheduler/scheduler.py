@@ -82,6 +82,19 @@ class Scheduler:
             work.append(Work(sequence, count, count == sequence.behind))
         return work
 
+    def ahead(self, plan: list[Work], steps: int) -> int:
+        """How many steps, 1 to `steps`, every sequence of a plan has or gets blocks for; nobody yields any for it.
+
+        More than one only if nobody waits and each sequence of the plan is one token behind.
+        """
+        if self.waiting or any(work.count != 1 or not work.final for work in plan):
+            return 1
+        for work in plan:
+            sequence = work.sequence
+            if not self._grow(sequence, sequence.computed + steps):
+                steps = len(sequence.blocks) * PAGE - sequence.computed
+        return steps
+
     def done(self, work: Work) -> None:
         """That work has been computed."""
         work.sequence.computed += work.count

@@ -75,6 +75,20 @@ class Choice:
         """The answer so far: the texts of all pieces, joined."""
         return "".join(self._texts)
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether the next token is simply that of the largest logit, with nothing else to be read off the row."""
+        return self._sampler.likeliest and self.logprobs is None and self._decode is None
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end this answer."""
+        return self._ends
+
+    @property
+    def tokens_left(self) -> int:
+        return self.params.max_new_tokens - len(self.token_ids)
+
     def accept(self, row: np.ndarray) -> Piece:
         """Take the logits that follow the newest token; return the next token with the text it completes.
 
