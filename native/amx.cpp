@@ -1,4 +1,5 @@
-// The AMX table: tile products where there are enough rows to fill a tile, the AVX-512 table for everything else.
+// The AMX table: tile products where there are enough rows to fill a tile; below, the AVX-512 products, compiled once more
+// for what every processor with AMX has besides. Everything else is the AVX-512 table's.
 #include "kernels.h"
 #include "simd_avx512.h"
 
@@ -9,6 +10,8 @@
 namespace {
 #include "generic/math.inl"
 #include "generic/epilogue.inl"
+#include "generic/matmul_float.inl"
+#include "avx512_matmul.inl"
 #include "amx_matmul.inl"
 #include "amx_attention.inl"
 }  // namespace

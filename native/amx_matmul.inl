@@ -1,12 +1,10 @@
-// Matrix products on AMX tiles. Included inside an anonymous namespace, after simd_avx512.h and epilogue.inl. Where the
+// Matrix products on AMX tiles. Included inside an anonymous namespace, after avx512_matmul.inl. Where the
 // vector units are quicker (few rows), the AVX-512 table does the work: the bits are the same.
 //
 // The tile unit should never wait for the vector units. So the sums of one block of outputs are stored as they are, and
 // converted to floats a line or two at a time between the tile products of the next block (Converter); and the
 // weights of the next panel are unpacked between the products of this one.
 
-#include "generic/matmul_end.inl"
-#include "avx512_terms.inl"
 #include "amx_tiles.inl"
 #include "amx_wide.inl"
 #include "amx_grouped.inl"
@@ -158,5 +156,5 @@ inline void matmul_amx(const fp::Matrix& w, const fp::Activations& x, int64_t p0
     return matmul_grouped<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
   if (w.format == fp::Format::Q8C) return matmul_bytes(w, x, p0, p1, e, scratch);
   if (w.format == fp::Format::BF16) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
-  fp::avx512_kernels().matmul(w, x, p0, p1, e, scratch);
+  matmul(w, x, p0, p1, e, scratch);
 }

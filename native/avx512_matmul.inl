@@ -17,6 +17,16 @@ struct Rows {
   int64_t term_stride;     // from row to row
 };
 
+// The high nibble of every byte.
+inline __m512i high_nibbles(__m512i line) {
+#ifdef __GFNI__
+  // One instruction for two: a bit matrix whose row i picks bit i + 4 for i < 4, and nothing above.
+  return _mm512_gf2p8affine_epi64_epi8(line, _mm512_set1_epi64(0x1020408000000000), 0);
+#else
+  return _mm512_and_si512(_mm512_srli_epi16(line, 4), _mm512_set1_epi8(15));
+#endif
+}
+
 // One plane of one row times the 32 columns whose weights stand in q[8].
 inline __m512i dot32(__m512i start, const __m512i* q, const int8_t* x) {
 #pragma GCC unroll 8
@@ -39,7 +49,7 @@ void q4_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* ac
       for (int i = 0; i < 4; ++i) {
         __m512i line = _mm512_loadu_si512(panel + 64 * i);
         q[2 * i] = _mm512_and_si512(line, nibble);
-        q[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+        q[2 * i + 1] = high_nibbles(line);
       }
       __m512i dm = _mm512_loadu_si512(panel + 256);
 #pragma GCC unroll 8

@@ -54,7 +54,8 @@ std::vector<std::string> detect() {
                 bit(seven.c, 11);  // F, DQ, BW, VL, VNNI
   if (!avx512) return found;
   found.insert(found.begin(), "avx512");
-  bool amx = tiles && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);  // BF16, TILE, INT8
+  bool amx = tiles && bit(seven.c, 8) && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25) &&  // GFNI, AMX-BF16,
+             bit(Cpuid(7, 1).a, 5);                                                           // TILE, INT8, AVX512-BF16
   if (amx && ask_for_tiles()) found.insert(found.begin(), "amx");
   return found;
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu_features.h"
 #include "memory.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -160,6 +161,7 @@ double read_bandwidth(Pool& pool, int64_t bytes, double seconds) {
 }
 
 double matrix_rate(Pool& pool, const std::string& isa, bool integer, double seconds) {
+  kernels_for(isa);  // throws for one that does not work here, and asks for the tile registers
   std::atomic<int> sink{0};
   auto burn = [&](int64_t rounds) {
     float result;

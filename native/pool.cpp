@@ -11,7 +11,7 @@
 namespace fp {
 
 namespace {
-constexpr int kSpins = 60;  // about 50-100 us: longer than the gap between two decode steps
+constexpr int kSpins = 1000;  // 30-70 us: longer than the usual wait for a neighbour, short beside a scheduler's slice
 }
 
 void cpu_relax() {
@@ -26,7 +26,8 @@ void Barrier::wait() {
   uint32_t phase = phase_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    // Sequentially consistent: notify_all looks for sleepers, and must not do so before a sleeper-to-be can see this.
+    phase_.store(phase + 1, std::memory_order_seq_cst);
     phase_.notify_all();
     return;
   }

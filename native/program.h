@@ -97,7 +97,8 @@ class Program {
   };
 
   static int64_t panels(const Op& op);
-  void fetch_ahead(size_t index, const Team& team) const;
+  static int64_t first_panel(int64_t total, int64_t rows, int64_t tid, int64_t size);
+  void fetch_ahead(size_t index, int64_t rows, const Team& team) const;
   void prepare_memory(const Step& step);
   void run_op(Op& op, int index, const Step& step, const Team& team);
   void linear(Op& op, int index, const Step& step, const Team& team);
