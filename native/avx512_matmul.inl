@@ -27,15 +27,12 @@ inline __m512i high_nibbles(__m512i line) {
 #endif
 }
 
-// One plane of one row times the 32 columns whose weights stand in q[8].
-inline __m512i dot32(__m512i start, const __m512i* q, const int8_t* x) {
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) start = _mm512_dpbusd_epi32(start, q[i], broadcast4(x + 4 * i));
-  return start;
-}
+// Sums side by side for each dot product: with one row a single chain of eight vpdpbusd would wait for its own latency.
+constexpr int chains(int rows) { return rows == 1 ? 2 : 1; }
 
 template <int R>
 void q4_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* acc_h, __m512i* acc_l) {
+  constexpr int C = chains(R);
   const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
   const int8_t* x = rows.planes;
   const int32_t* terms = rows.terms;
@@ -44,25 +41,41 @@ void q4_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* ac
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half, panel += 320, terms += 4) {
       fetch_ahead<5>(panel);
-      __m512i q[8];
+      __m512i dot_h[R][C], dot_l[R][C];
+#pragma GCC unroll 4
+      for (int j = 0; j < R; ++j)
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) {
+          dot_h[j][c] = c ? _mm512_setzero_si512() : broadcast4(terms + j * rows.term_stride);
+          dot_l[j][c] = c ? _mm512_setzero_si512() : broadcast4(terms + j * rows.term_stride + 1);
+        }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         __m512i line = _mm512_loadu_si512(panel + 64 * i);
-        q[2 * i] = _mm512_and_si512(line, nibble);
-        q[2 * i + 1] = high_nibbles(line);
+        __m512i low = _mm512_and_si512(line, nibble), high = high_nibbles(line);
+#pragma GCC unroll 4
+        for (int j = 0; j < R; ++j) {
+          const int8_t* hi = x + 64 * j + 32 * half + 8 * i;
+          const int8_t* lo = hi + rows.plane_stride;
+          dot_h[j][0] = _mm512_dpbusd_epi32(dot_h[j][0], low, broadcast4(hi));
+          dot_l[j][0] = _mm512_dpbusd_epi32(dot_l[j][0], low, broadcast4(lo));
+          dot_h[j][C - 1] = _mm512_dpbusd_epi32(dot_h[j][C - 1], high, broadcast4(hi + 4));
+          dot_l[j][C - 1] = _mm512_dpbusd_epi32(dot_l[j][C - 1], high, broadcast4(lo + 4));
+        }
       }
       __m512i dm = _mm512_loadu_si512(panel + 256);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int j = 0; j < R; ++j) {
-        const int8_t* hi = x + 64 * j + 32 * half;
         const int32_t* term = terms + j * rows.term_stride;
-        __m512i dot_h = dot32(broadcast4(term), q, hi);
-        __m512i dot_l = dot32(broadcast4(term + 1), q, hi + rows.plane_stride);
-        // (dot, sum) as pairs of int16, times (D, M)
-        dot_h = _mm512_ternarylogic_epi32(dot_h, low_half, broadcast4(term + 2), 0xea);  // (a & b) | c
-        dot_l = _mm512_ternarylogic_epi32(dot_l, low_half, broadcast4(term + 3), 0xea);
-        acc_h[j] = _mm512_dpwssd_epi32(acc_h[j], dot_h, dm);
-        acc_l[j] = _mm512_dpwssd_epi32(acc_l[j], dot_l, dm);
+        if constexpr (C == 2) {
+          dot_h[j][0] = _mm512_add_epi32(dot_h[j][0], dot_h[j][1]);
+          dot_l[j][0] = _mm512_add_epi32(dot_l[j][0], dot_l[j][1]);
+        }
+        // (dot, sum) as pairs of int16, times (D, M);  0xea: (a & b) | c
+        __m512i pair_h = _mm512_ternarylogic_epi32(dot_h[j][0], low_half, broadcast4(term + 2), 0xea);
+        __m512i pair_l = _mm512_ternarylogic_epi32(dot_l[j][0], low_half, broadcast4(term + 3), 0xea);
+        acc_h[j] = _mm512_dpwssd_epi32(acc_h[j], pair_h, dm);
+        acc_l[j] = _mm512_dpwssd_epi32(acc_l[j], pair_l, dm);
       }
     }
   }
@@ -103,7 +116,7 @@ void q8c_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* a
 
 template <int R, fp::Format F>
 void q8_sums(const uint8_t* panel, int64_t groups, const Rows& rows, V* y1, V* y2) {
-  constexpr int kTerms = terms_per_group(F);
+  constexpr int kTerms = terms_per_group(F), C = chains(R);
   const int8_t* x = rows.planes;
   const int32_t* terms = rows.terms;
   for (int j = 0; j < R; ++j) y1[j] = y2[j] = vzero();
@@ -112,19 +125,36 @@ void q8_sums(const uint8_t* panel, int64_t groups, const Rows& rows, V* y1, V* y
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half, terms += kTerms) {
       const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + 1024 + 32 * half);
-      __m512i q[8];
+      __m512i dot_h[R][C], dot_l[R][C];
+#pragma GCC unroll 4
+      for (int j = 0; j < R; ++j)
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) {
+          dot_h[j][c] = c ? _mm512_setzero_si512() : broadcast4(terms + j * rows.term_stride);
+          dot_l[j][c] = _mm512_setzero_si512();
+        }
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) q[i] = _mm512_loadu_si512(panel + 512 * half + 64 * i);
+      for (int i = 0; i < 8; ++i) {
+        __m512i q = _mm512_loadu_si512(panel + 512 * half + 64 * i);
+#pragma GCC unroll 4
+        for (int j = 0; j < R; ++j) {
+          const int8_t* hi = x + 64 * j + 32 * half + 4 * i;
+          dot_h[j][i % C] = _mm512_dpbusd_epi32(dot_h[j][i % C], q, broadcast4(hi));
+          dot_l[j][i % C] = _mm512_dpbusd_epi32(dot_l[j][i % C], q, broadcast4(hi + rows.plane_stride));
+        }
+      }
       V d = vload_f16(scales);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int j = 0; j < R; ++j) {
-        const int8_t* hi = x + 64 * j + 32 * half;
-        const int32_t* term = terms + j * rows.term_stride;
-        __m512i dot_h = dot32(broadcast4(term), q, hi);
-        __m512i dot_l = dot32(_mm512_setzero_si512(), q, hi + rows.plane_stride);
-        y1[j] = vfma(vfrom_i32(_mm512_add_epi32(_mm512_slli_epi32(dot_h, 7), dot_l)), d, y1[j]);
-        if constexpr (F == fp::Format::Q8M)
-          y2[j] = vfma(vload_f16(scales + 32), _mm512_castsi512_ps(broadcast4(term + 1)), y2[j]);
+        if constexpr (C == 2) {
+          dot_h[j][0] = _mm512_add_epi32(dot_h[j][0], dot_h[j][1]);
+          dot_l[j][0] = _mm512_add_epi32(dot_l[j][0], dot_l[j][1]);
+        }
+        y1[j] = vfma(vfrom_i32(_mm512_add_epi32(_mm512_slli_epi32(dot_h[j][0], 7), dot_l[j][0])), d, y1[j]);
+        if constexpr (F == fp::Format::Q8M) {
+          V sum = _mm512_castsi512_ps(broadcast4(terms + j * rows.term_stride + 1));
+          y2[j] = vfma(vload_f16(scales + 32), sum, y2[j]);
+        }
       }
     }
   }
