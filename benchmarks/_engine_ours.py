@@ -111,24 +111,36 @@ class Ours:
         return time.perf_counter() - start
 
     def overhead(self, ids: list[int], new: int) -> float:
-        """Share of a decode step's wall time that is spent outside of native programs."""
-        stages = [self.model.network._embed, self.model.network._layers, self.model.network._project]
-        programs = [stage.program for stage in stages]
-        clocks = [_Clock(program.native) for program in programs]
-        for program, clock in zip(programs, clocks, strict=True):
-            program.native = clock
+        """Share of a decode step's wall time that is spent outside of native code."""
+        native = 0.0
+
+        def counted(function, seconds_of):
+            def call(*arguments, **named):
+                nonlocal native
+                start = time.perf_counter()
+                result = function(*arguments, **named)
+                native += seconds_of(result, time.perf_counter() - start)
+                return result
+
+            return call
+
+        network, backend = self.model.network, self.backend
+        programs = [stage.program for stage in (network._embed, network._layers, network._project)]
+        backend.greedy_steps = counted(backend.greedy_steps, lambda result, _: sum(result[1]))
+        for program in programs:
+            program.run = counted(program.run, lambda _, seconds: seconds)
         try:
             with self.model.stream(ids, max_new_tokens=new, **PLAIN) as stream:
                 next(stream)
-                before = sum(clock.seconds for clock in clocks)
-                start = time.perf_counter()
+                before, start = native, time.perf_counter()
                 for _ in stream:
                     pass
                 wall = time.perf_counter() - start
         finally:
-            for program, clock in zip(programs, clocks, strict=True):
-                program.native = clock.program
-        return 1 - (sum(clock.seconds for clock in clocks) - before) / wall
+            for patched in (*programs, backend):
+                patched.__dict__.pop("run", None)
+                patched.__dict__.pop("greedy_steps", None)
+        return 1 - (native - before) / wall
 
     # ---- what the figures are held against
 
@@ -153,21 +165,6 @@ class Ours:
         products, isa = self.facts["products"], self.backend.isa
         isa = "avx512" if products == "float32" and isa == "amx" else isa  # tiles don't multiply float32
         return _native.matrix_rate(self.backend.pool, isa, products == "int8", seconds)
-
-
-class _Clock:
-    """Stands in for a native program and adds up the seconds of its runs."""
-
-    def __init__(self, program):
-        self.program, self.seconds = program, 0.0
-
-    def run(self, *arguments) -> None:
-        start = time.perf_counter()
-        self.program.run(*arguments)
-        self.seconds += time.perf_counter() - start
-
-    def __getattr__(self, name: str):
-        return getattr(self.program, name)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ constexpr int64_t kOwnRows = 4;
 // (measured: 5 to 10% of a decode step on a shared machine).
 constexpr int64_t kStreamRows = 8;
 constexpr int64_t kOwnPercent = 80;
+// Working memory from this size on lies in huge pages: outputs of a row are kilobytes apart, a page each otherwise.
+constexpr int64_t kHugeFrom = 1 << 20;
 constexpr int64_t kChunk = 4;  // panels taken at a time
 // What a thread asks for of its next stream of weights before it waits for the others: hides the latency of its start.
 constexpr int64_t kFetchAhead = 4096;
@@ -63,8 +65,8 @@ void RotaryTable::reserve(int64_t positions) {
 
 void Program::Memory::reserve(int64_t wanted) {
   if (wanted <= bytes) return;
-  owner.reset(new uint8_t[size_t(wanted) + 64]);
-  data = reinterpret_cast<uint8_t*>(round_up(int64_t(reinterpret_cast<uintptr_t>(owner.get())), 64));
+  region = std::make_unique<Region>(wanted, wanted >= kHugeFrom);
+  data = region->data();
   bytes = wanted;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 namespace fp {
@@ -89,8 +90,8 @@ class Program {
   void reset_timings() { for (Op& op : ops_) op.seconds = 0; }
 
  private:
-  struct Memory {  // 64-byte aligned, grows, never shrinks
-    std::unique_ptr<uint8_t[]> owner;
+  struct Memory {  // grows, never shrinks
+    std::unique_ptr<Region> region;
     uint8_t* data = nullptr;
     int64_t bytes = 0;
     void reserve(int64_t wanted);

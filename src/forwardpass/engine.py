@@ -98,6 +98,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, self.prefixes)
         self.steps = 0
         self.last: list[tuple[list[tuple[int, int]], int]] = []
+        self.run_ahead_s = RUN_AHEAD_S
         self._pace = 0.0  # seconds of the newest step that computed one token a sequence; 0 = none yet
         self._turns = Turns()
         self._owners: dict[int, tuple[Request, int]] = {}  # id(sequence) -> request, index of the choice
@@ -289,8 +290,8 @@ class Engine:
 
     def _steps_ahead(self, plan: list[Work]) -> int:
         """Steps that may be computed before Python looks at their tokens: more than one only if each token is simply
-        the likeliest, nobody waits to join, and they take no longer than RUN_AHEAD_S."""
-        steps = min(RUN_AHEAD_STEPS, int(RUN_AHEAD_S / self._pace)) if self._pace else 1
+        the likeliest, nobody waits to join, and they take no longer than run_ahead_s."""
+        steps = min(RUN_AHEAD_STEPS, int(self.run_ahead_s / self._pace)) if self._pace else 1
         for work in plan:
             if steps <= 1:
                 return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from time import perf_counter
 
@@ -32,7 +33,9 @@ def load(model: str, dtype: str, kv_dtype: str, threads: int | None):
     from .progress import Progress
 
     with Progress() as progress:
-        return forwardpass.load(model, dtype=dtype, kv_dtype=kv_dtype, threads=threads, progress=progress)
+        loaded = forwardpass.load(model, dtype=dtype, kv_dtype=kv_dtype, threads=threads, progress=progress)
+    gc.enable()
+    return loaded
 
 
 def given(sampling: dict) -> dict:
