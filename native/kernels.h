@@ -70,7 +70,7 @@ struct Matrix {
 // What a matrix product reads: rows of k values in the form its format wants.
 //   integer formats: one scale a row, x = scale * (128 * hi + lo), hi in [-127, 127], lo in [-64, 63]: fifteen bits.
 //   BF16: rounded to nearest even.   F32, F16: as they are.
-// Rows stand in tiles of `height` rows: height = min(16, rows); the last tile is padded with zero rows.
+// Rows stand in tiles of `height` rows: height = min(16, rows); what stands in the padding rows of the last is nobody's.
 //   integer  planes: int8  [tile][k_pad/64][2 (hi, lo)][height][64]
 //            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/32]     sums of each group of 32
 //            scale:  float [rows_pad]
@@ -166,7 +166,7 @@ struct Attention {
   const int32_t* tables;      // [sequences][table_stride]
   int64_t table_stride;
   const int32_t* positions;   // [rows], for rotary
-  float* qkv;                 // [rows][ld]: q heads, then k heads, then v heads; q is rotated in place
+  const float* qkv;           // [rows][ld]: q heads, then k heads, then v heads
   int64_t ld;
   float* out;                 // [rows][heads * head_dim]
 };

@@ -311,8 +311,8 @@ class Engine:
                                                     self.memory, steps, self.facts.vocab_size, ends)
         done = len(tokens)
         if done == 0:  # logits that are not numbers: stage 5 has the words for it
-            raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for this "
-                                   "dtype: try dtype='float32'.")
+            raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for "
+                                   "this dtype: try dtype='float32'.")
         self.steps += done
         self.last = [([(1, work.sequence.computed + i) for work in plan], len(plan)) for i in range(done)]
         self._pace = sum(seconds.values()) / done

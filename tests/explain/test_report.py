@@ -140,6 +140,6 @@ def test_bottlenecks_named_by_the_machine(model, monkeypatch):
     slow_memory = {**LIMITS, "read_bytes_s": dict.fromkeys(READ_SIZES, 1e8)}
     slow_units = {**LIMITS, "matrix_ops_s": dict.fromkeys(LIMITS["matrix_ops_s"], 1e8)}
     for limits, words in ((slow_memory, "memory bandwidth"), (slow_units, "arithmetic")):
-        monkeypatch.setattr(measured, "measured", lambda limits=limits: limits)
+        monkeypatch.setattr(measured, "measured", lambda limits=limits, again=False: limits)
         said = model.explain([1, 2, 3], max_new_tokens=8, eos_token_id=[]).verdict
         assert words in said

@@ -80,7 +80,8 @@ def test_gpt2_counts_biases_and_positions(tiny):
     step = costs.stage_costs(made.checkpoint.spec, nbytes, [1], [0])
     assert step["embed"]["embed"] == Cost(48, 2 * 48 * 4)
     # two layers: a norm of weight and bias (7 operations an element), then the product with its bias
-    assert step["decode"]["qkv"] == Cost(2 * (48 * 7 + 2 * 3 * 48 * 48 + 3 * 48), 2 * (2 * 48 + 3 * 48 * 48 + 3 * 48) * 4)
+    flops, floats = 48 * 7 + 2 * 3 * 48 * 48 + 3 * 48, 2 * 48 + 3 * 48 * 48 + 3 * 48
+    assert step["decode"]["qkv"] == Cost(2 * flops, 2 * floats * 4)
     assert step["decode"]["norm"] == Cost(48 * 7, 2 * 48 * 4)
     assert costs.parameters(made.checkpoint.spec) == sum(p.numel() for p in made.model.parameters())
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-SOURCES = [NATIVE / name for name in ("scalar.cpp", "pack.cpp", "pool.cpp")] + [Path(__file__).with_name("kernel_hashes.cpp")]
+MAIN = Path(__file__).with_name("kernel_hashes.cpp")
+SOURCES = [MAIN, *(NATIVE / name for name in ("scalar.cpp", "pack.cpp", "pool.cpp"))]
 FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-static", f"-I{NATIVE}"]
 
 

@@ -58,8 +58,9 @@ class NativeBackend:
     def greedy_steps(self, stages, ids, positions, past, tables, memory, steps, vocab_size, ends):
         """See protocol.Backend."""
         buffers = [stages[0].out, stages[1].source, stages[1].out, stages[2].source, stages[2].out]
-        tokens, *seconds = _native.greedy_steps(*(stage.program.native for stage in stages), buffers, ids, positions, past,
-                                                tables, memory, steps, vocab_size, ends, self.timed)
+        programs = [stage.program.native for stage in stages]
+        tokens, *seconds = _native.greedy_steps(*programs, buffers, ids, positions, past, tables, memory, steps,
+                                                vocab_size, ends, self.timed)
         return tokens.reshape(-1, ids.size), seconds
 
     def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> KvMemory:

@@ -40,7 +40,7 @@ class Place:
 def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: native.NativeBackend,
                  cache: Path | None = None, key: str = "",
                  progress: Callable[[int, int], None] | None = None) -> Weights:
-    """Pack (or read back, with `cache` and `key`) every weight. progress(done bytes, all bytes) is called while packing.
+    """Pack (or read back, with `cache` and `key`) every weight; progress(done bytes, all bytes) is called meanwhile.
 
     Raises ModelFileError if a weight is NaN or infinite.
     """

@@ -55,7 +55,8 @@ class Network:
         Returns int32 [steps done, sequences] and seconds by stage. The tokens are those of single steps, bit for bit.
         """
         stages = (self._embed, self._layers, self._project)
-        tokens, seconds = self.backend.greedy_steps(stages, ids, positions, past, tables, memory, steps, vocab_size, ends)
+        tokens, seconds = self.backend.greedy_steps(stages, ids, positions, past, tables, memory, steps, vocab_size,
+                                                    ends)
         return tokens, dict(zip(("embed", "decode", "project"), seconds, strict=True))
 
     def timings(self) -> dict[str, dict[str, float]]:

@@ -54,7 +54,7 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
     path = catalog.resolve(model, progress)
     packing = None if progress is None else lambda done, total: progress("packing", done, total)
     collecting = gc.isenabled()
-    gc.disable()  # a vocabulary is a hundred thousand strings and no garbage: looking for some takes a third of the time
+    gc.disable()  # a vocabulary is a hundred thousand strings and no garbage: looking for some takes a third of a load
     try:
         opened = open_model(Path(path), dtype, kv_dtype_for(dtype, kv_dtype), thread_count(threads), packing)
         return Model(opened, dtype)

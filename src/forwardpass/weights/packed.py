@@ -1,8 +1,8 @@
 """A model's packed weights kept in the user's cache directory, so that the next start reads instead of repacking.
 
 One file a (source, dtype): a header line, then the arena as the kernels read it. The header holds everything the bytes
-depend on; a file whose header differs is ignored and replaced. Failing to write it (a full disk, a read-only home) costs
-only the time of the next start. The oldest files go when together they exceed `MAX_TOTAL`.
+depend on; a file whose header differs is ignored and replaced. Failing to write it (a full disk, a read-only home)
+costs only the time of the next start. The oldest files go when together they exceed `MAX_TOTAL`.
 """
 
 from __future__ import annotations
