@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from forwardpass import _native, catalog
+
+
+# A run in the background inherits "ignore interrupts", and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config) -> str:

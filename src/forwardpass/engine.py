@@ -99,7 +99,7 @@ class Engine:
         self.steps = 0
         self.last: list[tuple[list[tuple[int, int]], int]] = []
         self.run_ahead_s = RUN_AHEAD_S
-        self._pace = 0.0  # seconds of the newest step that computed one token a sequence; 0 = none yet
+        self._pace = (0, 0.0)  # (sequences, seconds) of the newest step that computed one token of each
         self._turns = Turns()
         self._owners: dict[int, tuple[Request, int]] = {}  # id(sequence) -> request, index of the choice
         self._leaving: deque[Request] = deque()
@@ -291,7 +291,8 @@ class Engine:
     def _steps_ahead(self, plan: list[Work]) -> int:
         """Steps that may be computed before Python looks at their tokens: more than one only if each token is simply
         the likeliest, nobody waits to join, and they take no longer than run_ahead_s."""
-        steps = min(RUN_AHEAD_STEPS, int(self.run_ahead_s / self._pace)) if self._pace else 1
+        sequences, seconds = self._pace
+        steps = min(RUN_AHEAD_STEPS, int(self.run_ahead_s / max(seconds, 1e-6))) if sequences == len(plan) else 1
         for work in plan:
             if steps <= 1:
                 return 1
@@ -315,7 +316,7 @@ class Engine:
                                    "this dtype: try dtype='float32'.")
         self.steps += done
         self.last = [([(1, work.sequence.computed + i) for work in plan], len(plan)) for i in range(done)]
-        self._pace = sum(seconds.values()) / done
+        self._pace = len(plan), sum(seconds.values()) / done
         return tokens, seconds
 
     def _take(self, work: Work, tokens: list[int]) -> None:
@@ -339,7 +340,7 @@ class Engine:
         logits = project(self.network, hidden, np.array(wanted, np.int32)).values
         seconds["project"] = perf_counter() - start
         if all(work.count == 1 for work in plan):
-            self._pace = sum(seconds.values())
+            self._pace = len(plan), sum(seconds.values())
         return logits, seconds
 
     def _choose(self, sequence: Sequence, row: np.ndarray) -> None:
