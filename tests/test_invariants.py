@@ -96,7 +96,7 @@ def test_every_isa_equals_scalar(case, path, monkeypatch):
     for isa in ISAS:
         monkeypatch.setenv("FORWARDPASS_ISA", isa)
         with forwardpass.load(path(case[0]), dtype=case[1], kv_dtype=case[2]) as model:
-            assert model.network._layers.program._program.isa == isa
+            assert model.network._layers.program.native.isa == isa
             results[isa] = model.logits(PROMPTS[6]), [facts(one) for one in model.generate(PROMPTS[1:4], **GREEDY)]
     assert np.isfinite(results["scalar"][0]).all()
     for isa in ISAS:

@@ -102,7 +102,7 @@ import forwardpass
 path, ids, combinations = json.loads(sys.argv[1])
 for dtype, kv_dtype, n, new in combinations:
     with forwardpass.load(path, dtype=dtype, kv_dtype=kv_dtype) as model:
-        isa = model.network._layers.program._program.isa
+        isa = model.network._layers.program.native.isa
         logits = model.logits(ids[:n])
         answer = model.generate(ids[:n], max_new_tokens=new, eos_token_id=[], logprobs=0)
         digest = hashlib.sha256(logits.tobytes()).hexdigest()
