@@ -13,7 +13,7 @@ from kernel_tools import ISAS
 CODE = """
 from forwardpass.backends.native import NativeBackend
 backend = NativeBackend(1)
-print(backend.isa, backend.program()._program.isa)
+print(backend.isa, backend.program().native.isa)
 """
 
 
