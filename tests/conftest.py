@@ -8,7 +8,6 @@ import pytest
 
 from forwardpass import _native, catalog
 
-
 # A run in the background inherits "ignore interrupts", and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

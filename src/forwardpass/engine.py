@@ -32,7 +32,7 @@ from forwardpass.stages.project import project
 PROJECT_ROWS = 64
 """Rows projected at once where logits of whole texts are wanted: bounds the memory of a large vocabulary."""
 
-RUN_AHEAD_S = 0.02
+RUN_AHEAD_S = 0.04
 """Greedy requests may be computed this many seconds ahead of Python: nobody notices, and its share becomes small."""
 RUN_AHEAD_STEPS = 16
 

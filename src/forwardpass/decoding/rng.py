@@ -6,7 +6,7 @@ so a token's random number cannot depend on the batch, on the order of requests 
 
 from __future__ import annotations
 
-import secrets
+import os
 
 SEED_LIMIT = 1 << 64
 _MASK = SEED_LIMIT - 1
@@ -39,4 +39,4 @@ def uniform(seed: int, choice: int, step: int, attempt: int = 0) -> float:
 
 def fresh_seed() -> int:
     """A seed from the operating system, for a request that names none."""
-    return secrets.randbits(64)
+    return int.from_bytes(os.urandom(8), "little")

@@ -13,6 +13,7 @@ from forwardpass import config
 from forwardpass.backends.native import FORMATS, NativeBackend
 from forwardpass.decoding.params import TokenFacts
 from forwardpass.decoding.stops import union_of_end_ids
+from forwardpass.errors import ForwardpassError
 from forwardpass.models import costs, registry
 from forwardpass.models.blocks import Weights
 from forwardpass.models.hf_config import HfConfig, read_config
@@ -26,6 +27,10 @@ from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
 
 _ARITHMETIC = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
+
+
+KEPT_VOCABULARY = 10_000
+"""Tokens from which on a vocabulary is worth a file of its own in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,22 @@ def read_tokenizer(path: Path, source: Source) -> Tokenizer | None:
     return tokenizer_from_directory(path) if (path / "tokenizer.json").exists() else None
 
 
+def _tokenizer(path: Path, source: Source, cache: Path, key: str) -> Tokenizer | None:
+    """`read_tokenizer`; a large GGUF vocabulary is kept in the form that loads fastest."""
+    if path.is_dir():
+        return read_tokenizer(path, source)
+    kept = packed.read_text(cache, key)
+    if kept is not None:
+        try:
+            return Tokenizer.from_json(kept)
+        except ForwardpassError:
+            pass  # of another version, or damaged: made anew
+    tokenizer = tokenizer_from_gguf(source.metadata)
+    if tokenizer.vocab_size >= KEPT_VOCABULARY:
+        packed.write_text(cache, key, tokenizer.to_json())
+    return tokenizer
+
+
 def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
                progress: Callable[[int, int], None] | None = None) -> Opened:
     backend = NativeBackend(threads)
@@ -71,7 +92,7 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
         key = packed.source_key([*files, path / "config.json"] if path.is_dir() else files, dtype)
         cache = config.cache_dir()
         tokenizer, weights = _both(
-            lambda: read_tokenizer(path, source),
+            lambda: _tokenizer(path, source, cache, key),
             lambda: load_weights(checkpoint, source, dtype, backend, cache, key, progress),
         )
     network = Network(checkpoint.spec, weights, backend, kv_dtype)

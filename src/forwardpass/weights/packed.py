@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ MIN_BYTES = 8 << 20
 """Smaller models are packed faster than their cache file is found."""
 MAX_TOTAL = 32 << 30
 _HEADER = 4096
+_TEXT = ".vocabulary"
 _PIECE = 8 << 20
 
 
@@ -67,16 +69,23 @@ def read(directory: Path, key: str, arena: np.ndarray, threads: int) -> bool:
 def write(directory: Path, key: str, arena: np.ndarray) -> None:
     """Keep `arena` for next time, atomically. Never raises for a disk that does not want it."""
     path = _place(directory, key)
-    half = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    if _keep(path, _header(key), memoryview(arena)):
+        with suppress(OSError):
+            _trim(path.parent, path)
+
+
+def read_text(directory: Path, key: str) -> str | None:
+    """The text kept beside the packed file for `key` (a vocabulary ready to load), None if there is none that fits."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(half, "wb") as file:
-            file.write(_header(key))
-            file.write(memoryview(arena))
-        os.replace(half, path)
-        _trim(path.parent, path)
+        kept = _place(directory, key).with_suffix(_TEXT).read_bytes()
     except OSError:
-        half.unlink(missing_ok=True)
+        return None
+    return kept[_HEADER:].decode("utf-8", "replace") if kept[:_HEADER] == _header(key) else None
+
+
+def write_text(directory: Path, key: str, text: str) -> None:
+    """Keep `text` for next time, atomically. Never raises for a disk that does not want it."""
+    _keep(_place(directory, key).with_suffix(_TEXT), _header(key), text.encode())
 
 
 def packed_bytes(directory: Path, key: str) -> int:
@@ -91,6 +100,21 @@ def _header(key: str) -> bytes:
     return (b"forwardpass packed\n" + hashlib.sha256(key.encode()).hexdigest().encode()).ljust(_HEADER, b"\0")
 
 
+def _keep(path: Path, *parts: bytes | memoryview) -> bool:
+    half = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(half, "wb") as file:
+            for part in parts:
+                file.write(part)
+        os.replace(half, path)
+        return True
+    except OSError:
+        with suppress(OSError):
+            half.unlink(missing_ok=True)
+        return False
+
+
 def _trim(folder: Path, newest: Path) -> None:
     files = sorted((f for f in folder.glob("*.fpk") if f != newest), key=lambda f: f.stat().st_mtime, reverse=True)
     total = newest.stat().st_size
@@ -98,3 +122,4 @@ def _trim(folder: Path, newest: Path) -> None:
         total += file.stat().st_size
         if total > MAX_TOTAL:
             file.unlink(missing_ok=True)
+            file.with_suffix(_TEXT).unlink(missing_ok=True)
