@@ -12,6 +12,7 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "arrays.h"
 #include "cpu_features.h"
 #include "greedy.h"
 #include "machine_limits.h"
@@ -22,20 +23,9 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using namespace fp_python;
 
 namespace {
-
-using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
 
 fp::Matrix matrix_shape(int format, int64_t n, int64_t k) {
   require(format >= 0 && format < fp::kFormats, "no such matrix format");
@@ -290,7 +280,7 @@ NB_MODULE(_native, m) {
         fp::Op op = make_op(fp::OpKind::Attention, label);
         op.in = qkv;
         op.out = out;
-        require(kv_heads > 0 && heads % kv_heads == 0 && head_dim > 0, "attention heads");
+        require(kv_heads > 0 && heads % kv_heads == 0 && head_dim > 0 && head_dim <= 1024, "attention heads");
         require(self.program.width(qkv) == (heads + 2 * kv_heads) * head_dim, "qkv width");
         require(self.program.width(out) == heads * head_dim, "attention output width");
         fp::Attention& a = op.attention;

@@ -13,25 +13,18 @@
 #include <stdexcept>
 #include <string>
 
+#include "arrays.h"
 #include "cpu_features.h"
 #include "kernels.h"
 #include "pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using namespace fp_python;
 
 namespace {
 
-using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstFloats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Optional = std::optional<ConstFloats>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
 
 struct Aligned {  // 64-byte aligned, full of garbage: what nobody writes must not matter
   explicit Aligned(int64_t bytes) : owner(new uint8_t[size_t(bytes) + 128]) {

@@ -131,6 +131,12 @@ def test_broken_config_files(text, tmp_path):
         read_config(tmp_path)
 
 
+def test_heads_that_the_kernels_have_no_room_for():
+    assert registry.spec_from_config({**LLAMA4, "head_dim": 1024}).layers[0].attention.head_dim == 1024
+    with pytest.raises(UnsupportedModelError, match=r"1026.*1024"):
+        registry.spec_from_config({**LLAMA4, "head_dim": 1026})
+
+
 def test_missing_config_and_strange_places(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere", "bad\0name"):
         with pytest.raises(ModelFileError):

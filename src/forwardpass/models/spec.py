@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from forwardpass.errors import ModelFileError
+from forwardpass.errors import ModelFileError, UnsupportedModelError
 
 MAX_SIZE = 2**24
 """Largest width, vocabulary or context that is believed: beyond it a file is corrupt, not big."""
 MAX_LAYERS = 4096
+MAX_HEAD_DIM = 1024
+"""The attention kernels keep a head of this size on their stack."""
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
 
 
@@ -109,6 +111,9 @@ def _check_layer(layer: LayerSpec) -> None:
     a, m = layer.attention, layer.mlp
     _sizes({"num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
             "num_heads * head_dim": a.num_heads * a.head_dim, "intermediate_size": m.intermediate_size})
+    if a.head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModelError(f"attention heads of {a.head_dim} dimensions are not supported, at most "
+                                    f"{MAX_HEAD_DIM} are; use another model")
     _require(a.num_heads % a.num_kv_heads == 0,
              f"attention heads ({a.num_heads}) to be a multiple of key-value heads", a.num_kv_heads)
     _require(math.isfinite(a.scale) and a.scale > 0, "a positive attention scale", a.scale)
