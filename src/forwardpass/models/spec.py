@@ -16,6 +16,7 @@ MAX_SIZE = 2**24
 MAX_LAYERS = 4096
 MAX_HEAD_DIM = 1024
 """The attention kernels keep a head of this size on their stack."""
+MAX_EXPERTS = 1024
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
 
 
@@ -29,16 +30,40 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicNtk:
+    """NTK scaling that follows the text's length L: beyond `trained` the base is
+    base * (factor * L / trained - (factor - 1)) ** (dim / (dim - 2)). Keys are cached unrotated."""
+
+    base: float
+    factor: float
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
 class RotarySpec:
-    """Rotary position encoding (Su et al. 2021). inv_freq has dim / 2 entries; dimension pairs are (j, j + dim/2)."""
+    """Rotary position encoding (Su et al. 2021). inv_freq has dim / 2 entries; dimension pairs are (j, j + dim/2).
+
+    Only the first `dim` dimensions of a head are rotated. Checkpoints with interleaved pairs are reordered on loading.
+    long_inv_freq, switch: longrope, whose frequencies change for the whole text once it has more than `switch` tokens.
+    """
 
     dim: int
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    long_inv_freq: tuple[float, ...] = ()
+    switch: int = 0
+    ntk: DynamicNtk | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
+    """window: keys that a token sees, itself included, 0 = all;  alibi: the slope of each head (Press et al. 2022);
+    softcap: scores become softcap * tanh(score / softcap), 0 = not;  clip_qkv: q, k and v are cut to +-clip_qkv.
+
+    qk_norm: of queries and keys before they are rotated. qk_norm_shape: "head", one weight [head_dim] for all heads;
+    "heads", each head its own weight [heads, head_dim]; "all", one norm over all heads together.
+    """
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -47,39 +72,85 @@ class AttentionSpec:
     window: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
+    alibi: tuple[float, ...] = ()
+    softcap: float = 0.0
+    clip_qkv: float = 0.0
+    qk_norm: NormSpec | None = None
+    qk_norm_shape: str = "head"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: `chosen` of `count` gated MLPs answer for each token, weighted by its router's scores.
+
+    normalise: the chosen scores are divided by their sum. shared_size: width of an MLP that answers for every token,
+    0 = none; shared_gate: its answer is multiplied by sigmoid(a product with the token).
+    """
+
+    count: int
+    chosen: int
+    normalise: bool = True
+    shared_size: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """kind "gated": down(act(gate(x)) * up(x));  kind "plain": down(act(up(x))).  activation: one of ACTIVATIONS."""
+    """kind "gated": down(act(gate(x)) * up(x));  kind "plain": down(act(up(x))).  activation: one of ACTIVATIONS.
+
+    experts: intermediate_size is then the width of one expert, and kind is "gated".
+    """
 
     kind: str
     intermediate_size: int
     activation: str
     bias: bool = False
+    experts: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    attention_norm: NormSpec
+    """One layer of the residual stream x.
+
+    order "pre":  x += post_attention_norm(attention(attention_norm(x))), then the same with the MLP; None = no norm.
+    order "post": x = attention_norm(x + attention(x)), then x = mlp_norm(x + mlp(x)).
+    parallel: attention and MLP both read the x that enters the layer; then an mlp_norm of None stands for the
+    attention_norm, which both share. residual_scale: what is added to x is multiplied by it.
+    """
+
+    attention_norm: NormSpec | None
     attention: AttentionSpec
-    mlp_norm: NormSpec
+    mlp_norm: NormSpec | None
     mlp: MlpSpec
+    post_attention_norm: NormSpec | None = None
+    post_mlp_norm: NormSpec | None = None
+    order: str = "pre"
+    parallel: bool = False
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """learned_positions: rows of the learned position table, 0 = no such table."""
+    """learned_positions: rows of the learned position table, 0 = no such table; a token at position p takes row
+    p + position_offset. embed_size: width of the token table where it differs from hidden_size (0 = it does not): then
+    matrices project into and out of the hidden width. Logits are softcapped after they were multiplied by logit_scale.
+    """
 
     family: str
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
-    final_norm: NormSpec
+    final_norm: NormSpec | None
     tied: bool
     learned_positions: int = 0
     head_bias: bool = False
+    position_offset: int = 0
+    embed_size: int = 0
+    embed_norm: NormSpec | None = None
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
 
     def check(self) -> ModelSpec:
         """Return self if the parts fit together; ModelFileError names the first pair that does not."""
@@ -87,11 +158,18 @@ class ModelSpec:
         sizes |= {"max_position_embeddings": self.max_position_embeddings}
         _sizes(sizes)
         _require(1 <= len(self.layers) <= MAX_LAYERS, f"1 to {MAX_LAYERS} layers", len(self.layers))
-        _require(self.learned_positions in (0, self.max_position_embeddings),
-                 f"a position table of {self.max_position_embeddings} rows, the context length", self.learned_positions)
+        rows = self.max_position_embeddings + self.position_offset
+        _require(self.learned_positions in (0, rows), f"a position table of {rows} rows, one for each position",
+                 self.learned_positions)
+        _require(0 <= self.embed_size <= MAX_SIZE, f"embed_size from 0 to {MAX_SIZE}", self.embed_size)
+        for name in ("embed_scale", "logit_scale"):
+            _require(math.isfinite(getattr(self, name)), f"a finite {name}", getattr(self, name))
+        _require(math.isfinite(self.logit_softcap) and self.logit_softcap >= 0, "a logit softcap of 0 (none) or more",
+                 self.logit_softcap)
         for layer in {id(one): one for one in self.layers}.values():  # layers that share an object are checked once
             _check_layer(layer)
         _check_norm(self.final_norm)
+        _check_norm(self.embed_norm)
         return self
 
 
@@ -118,18 +196,39 @@ def _check_layer(layer: LayerSpec) -> None:
              f"attention heads ({a.num_heads}) to be a multiple of key-value heads", a.num_kv_heads)
     _require(math.isfinite(a.scale) and a.scale > 0, "a positive attention scale", a.scale)
     _require(0 <= a.window <= MAX_SIZE, f"a window from 0 (none) to {MAX_SIZE}", a.window)
+    _require(len(a.alibi) in (0, a.num_heads) and all(math.isfinite(x) for x in a.alibi),
+             f"{a.num_heads} finite ALiBi slopes, one a head", len(a.alibi))
+    for name in ("softcap", "clip_qkv"):
+        _require(math.isfinite(getattr(a, name)) and getattr(a, name) >= 0, f"{name} of 0 (none) or more",
+                 getattr(a, name))
+    _require(a.qk_norm_shape in ("head", "heads", "all"), "a qk_norm_shape of head, heads or all", a.qk_norm_shape)
+    _check_norm(a.qk_norm)
     if a.rotary:
         _require(a.rotary.dim % 2 == 0 and 2 <= a.rotary.dim <= a.head_dim,
                  f"an even rotary dimension from 2 to head_dim ({a.head_dim})", a.rotary.dim)
         _require(len(a.rotary.inv_freq) == a.rotary.dim // 2, f"{a.rotary.dim // 2} rotary frequencies",
                  len(a.rotary.inv_freq))
-        _require(all(math.isfinite(f) for f in a.rotary.inv_freq), "finite rotary frequencies", "one that is not")
+        _require(all(math.isfinite(f) for f in (*a.rotary.inv_freq, *a.rotary.long_inv_freq)),
+                 "finite rotary frequencies", "one that is not")
+        _require(len(a.rotary.long_inv_freq) in (0, a.rotary.dim // 2), f"{a.rotary.dim // 2} long rotary frequencies",
+                 len(a.rotary.long_inv_freq))
     _require(m.kind in ("gated", "plain"), "an MLP that is gated or plain", m.kind)
     _require(m.activation in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", m.activation)
-    _check_norm(layer.attention_norm)
-    _check_norm(layer.mlp_norm)
+    if m.experts:
+        _require(m.kind == "gated", "experts that are gated MLPs", m.kind)
+        _require(1 <= m.experts.chosen <= m.experts.count <= MAX_EXPERTS,
+                 f"1 to {MAX_EXPERTS} experts of which some are chosen", f"{m.experts.chosen} of {m.experts.count}")
+        _require(0 <= m.experts.shared_size <= MAX_SIZE, f"a shared expert of 0 (none) to {MAX_SIZE} columns",
+                 m.experts.shared_size)
+    _require(layer.order in ("pre", "post"), "an order of norms that is pre or post", layer.order)
+    _require(layer.order == "pre" or not layer.parallel, "parallel layers to have their norms before", layer.order)
+    _require(math.isfinite(layer.residual_scale), "a finite residual scale", layer.residual_scale)
+    for norm in (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm):
+        _check_norm(norm)
 
 
-def _check_norm(norm: NormSpec) -> None:
+def _check_norm(norm: NormSpec | None) -> None:
+    if norm is None:
+        return
     _require(norm.kind in ("rms", "layer"), "a norm of kind rms or layer", norm.kind)
     _require(0 < norm.eps < 1, "a norm epsilon between 0 and 1", norm.eps)
