@@ -18,6 +18,11 @@ namespace fp {
 
 namespace {
 
+struct Isas {
+  std::vector<std::string> found{"scalar"};  // what to choose from, best first
+  std::vector<std::string> testing;          // what only tests run
+};
+
 #if defined(__x86_64__)
 struct Cpuid {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -41,40 +46,48 @@ bool ask_for_tiles() {  // Linux hands out the AMX tile registers on request onl
 #endif
 }
 
-std::vector<std::string> detect() {
-  std::vector<std::string> found{"scalar"};
+Isas detect() {
+  Isas isas;
+  auto& found = isas.found;
   Cpuid one(1, 0), seven(7, 0);
-  if (!bit(one.c, 27)) return found;  // OSXSAVE
+  if (!bit(one.c, 27)) return isas;  // OSXSAVE
   uint64_t state = enabled_state();
   bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6, tiles = (state & 0x60000) == 0x60000;
   bool avx2 = ymm && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5);  // FMA, F16C, AVX2
-  if (!avx2) return found;
+  if (!avx2) return isas;
   found.insert(found.begin(), "avx2");
   bool avx512 = zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31) &&
                 bit(seven.c, 11);  // F, DQ, BW, VL, VNNI
-  if (!avx512) return found;
+  if (!avx512) return isas;
   found.insert(found.begin(), "avx512");
-  bool amx = tiles && bit(seven.c, 8) && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25) &&  // GFNI, AMX-BF16,
-             bit(Cpuid(7, 1).a, 5);                                                           // TILE, INT8, AVX512-BF16
+  bool beside = bit(seven.c, 8) && bit(Cpuid(7, 1).a, 5);  // what the tile code uses besides tiles: GFNI, AVX512-BF16
+  if (beside) isas.testing.push_back("amx-emulated");
+  bool amx = beside && tiles && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);  // AMX-BF16, TILE, INT8
   if (amx && ask_for_tiles()) found.insert(found.begin(), "amx");
-  return found;
+  return isas;
 }
 #else
-std::vector<std::string> detect() { return {"scalar"}; }
+Isas detect() { return {}; }
 #endif
+
+const Isas& isas() {
+  static const Isas detected = detect();
+  return detected;
+}
 
 }  // namespace
 
-std::vector<std::string> available_isas() {
-  static const std::vector<std::string> found = detect();
-  return found;
-}
+std::vector<std::string> available_isas() { return isas().found; }
+std::vector<std::string> testing_isas() { return isas().testing; }
 
 const Kernels& kernels_for(const std::string& isa) {
-  auto found = available_isas();
-  if (std::find(found.begin(), found.end(), isa) == found.end()) throw std::invalid_argument(isa);
+  auto among = [&](const std::vector<std::string>& names) {
+    return std::find(names.begin(), names.end(), isa) != names.end();
+  };
+  if (!among(isas().found) && !among(isas().testing)) throw std::invalid_argument(isa);
 #if defined(__x86_64__)
   if (isa == "amx") return amx_kernels();
+  if (isa == "amx-emulated") return amx_emulated_kernels();
   if (isa == "avx512") return avx512_kernels();
   if (isa == "avx2") return avx2_kernels();
 #endif

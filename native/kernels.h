@@ -212,6 +212,7 @@ const Kernels& scalar_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
+const Kernels& amx_emulated_kernels();  // for tests
 #elif defined(__aarch64__)
 // neon.cpp goes here: dotprod/i8mm variants of the integer products over generic/*.inl with a NEON simd wrapper.
 #endif

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -83,6 +84,8 @@ nb::ndarray<nb::numpy, T> copied(const T* from, std::initializer_list<size_t> sh
 
 void bind_testing(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("testing", "Single kernels on arrays, for tests.");
+
+  m.def("isas", &fp::testing_isas, "Tables that only tests run, if this machine can.");
 
   m.def("table", [](const std::string& isa) {
     const fp::Kernels& k = fp::kernels_for(isa);

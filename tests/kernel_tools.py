@@ -9,7 +9,8 @@ import numpy as np
 from forwardpass import _native
 from forwardpass.backends.native import FORMATS
 
-ISAS = _native.isas()
+ISAS = [*_native.testing.isas(), *_native.isas()]
+"""Tables to test, "scalar" last; those of `_native.testing` no user can choose."""
 OTHER_ISAS = [isa for isa in ISAS if isa != "scalar"]
 MODES = ("store", "add", "gate")
 ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+import kernel_tools
 from forwardpass import _native, config
-from kernel_tools import ISAS
+
+ISAS = _native.isas()
 
 CODE = """
 from forwardpass.backends.native import NativeBackend
@@ -31,7 +33,7 @@ def test_without_a_wish_the_best_is_taken():
     assert run("").stdout.split() == [ISAS[0], ISAS[0]]
 
 
-@pytest.mark.parametrize("isa", ["sse9", "AVX2", *(set(config.ISAS) - set(ISAS))])
+@pytest.mark.parametrize("isa", ["sse9", "AVX2", "amx-emulated", *(set(config.ISAS) - set(ISAS))])
 def test_an_unknown_or_unsupported_isa_is_an_error(isa):
     done = run(isa)
     assert done.returncode != 0 and "ParameterError" in done.stderr and "FORWARDPASS_ISA" in done.stderr
@@ -40,15 +42,15 @@ def test_an_unknown_or_unsupported_isa_is_an_error(isa):
 
 def test_tables_do_not_share_what_they_should_not():
     """A table is its own code: each x86 file compiles every entry anew, AMX replaces the products and attention."""
-    tables = {isa: _native.testing.table(isa) for isa in ISAS}
+    tables = {isa: _native.testing.table(isa) for isa in kernel_tools.ISAS}
     for isa, (name, _) in tables.items():
         assert name == isa
     for entry in ("matmul", "prepare", "norm", "lookup", "add", "attention"):
         addresses = [tables[isa][1][entry] for isa in ("scalar", "avx2", "avx512") if isa in ISAS]
         assert len(set(addresses)) == len(addresses), entry
-    if "amx" in ISAS:
-        assert tables["amx"][1]["matmul"] != tables["avx512"][1]["matmul"]
-        assert tables["amx"][1]["attention"] != tables["avx512"][1]["attention"]
+    tiled = [tables[isa][1] for isa in ("amx", "amx-emulated", "avx512") if isa in tables]
+    for entry in ("matmul", "attention"):
+        assert len({table[entry] for table in tiled}) == len(tiled), entry
 
 
 @pytest.mark.skipif(platform.system() != "Linux" or platform.machine() != "x86_64", reason="reads Linux's x86 flags")
@@ -58,4 +60,6 @@ def test_what_is_offered_agrees_with_linux():
     assert ("avx2" in ISAS) == ({"avx2", "fma", "f16c"} <= flags)
     assert ("avx512" in ISAS) == ({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"} <= flags)
     assert "amx" not in ISAS or {"amx_tile", "amx_int8", "amx_bf16"} <= flags
+    emulated = "avx512" in ISAS and {"gfni", "avx512_bf16"} <= flags
+    assert _native.testing.isas() == (["amx-emulated"] if emulated else [])
     assert ISAS[-1] == "scalar"
