@@ -214,21 +214,24 @@ NB_MODULE(_native, m) {
         require(width > 0, "buffer width");
         return self.program.add_buffer(width);
       })
-      .def("embed", [](PyProgram& self, int out, nb::object table, const std::string& label) {
+      .def("embed", [](PyProgram& self, int out, nb::object table, float scale, const std::string& label) {
         fp::Op op = make_op(fp::OpKind::Embed, label);
         op.out = out;
+        op.scale = scale;
         op.parts.push_back({self.hold(table), nullptr, 0});
         require(op.parts[0].w.k == self.program.width(out), "embedding width");
         self.vocabulary = op.parts[0].w.n;
         self.needs_ids = true;
         self.program.add(std::move(op));
       })
-      .def("positions", [](PyProgram& self, int out, nb::object table, const std::string& label) {
+      .def("positions", [](PyProgram& self, int out, nb::object table, int64_t offset, const std::string& label) {
         fp::Op op = make_op(fp::OpKind::Positions, label);
         op.out = out;
+        op.offset = offset;
         op.parts.push_back({self.hold(table), nullptr, 0});
         require(op.parts[0].w.k == self.program.width(out), "position table width");
-        self.position_rows = op.parts[0].w.n;
+        require(offset >= 0 && offset < op.parts[0].w.n, "position offset");
+        self.position_rows = op.parts[0].w.n - offset;
         self.needs_positions = true;
         self.program.add(std::move(op));
       })
@@ -237,8 +240,51 @@ NB_MODULE(_native, m) {
         fp::Op op = make_op(fp::OpKind::Norm, label);
         op.in = in;
         op.out = out;
-        require(kind != 0 && self.program.width(in) == self.program.width(out), "norm");
+        require(self.program.width(in) == self.program.width(out), "norm");
         op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
+        self.program.add(std::move(op));
+      })
+      .def("add_normed", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
+                            std::optional<ConstFloats> bias, float scale, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::AddNormed, label);
+        op.in = in;
+        op.out = out;
+        op.scale = scale;
+        require(in != out && self.program.width(in) == self.program.width(out), "widths of an addition");
+        op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
+        self.program.add(std::move(op));
+      })
+      .def("head_norm", [](PyProgram& self, int buffer, int64_t column, int64_t heads, int64_t head_dim, int kind,
+                           float eps, std::optional<ConstFloats> weight, std::optional<ConstFloats> bias, bool each,
+                           const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::HeadNorm, label);
+        op.out = buffer;
+        op.column = column;
+        op.heads = heads;
+        op.head_dim = head_dim;
+        op.each = each;
+        require(kind != 0 && column >= 0 && heads > 0 && head_dim > 0 && heads <= (int64_t(1) << 24) &&
+                    head_dim <= (int64_t(1) << 24) && column + heads * head_dim <= self.program.width(buffer),
+                "columns of a head norm");
+        op.norm = self.norm(kind, eps, weight, bias, each ? heads * head_dim : head_dim);
+        self.program.add(std::move(op));
+      })
+      .def("clip", [](PyProgram& self, int buffer, int64_t column, int64_t width, float limit,
+                      const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Clip, label);
+        op.out = buffer;
+        op.column = column;
+        op.head_dim = width;
+        op.limit = limit;
+        require(column >= 0 && width > 0 && width <= self.program.width(buffer) - column && limit > 0, "clip");
+        self.program.add(std::move(op));
+      })
+      .def("cap", [](PyProgram& self, int buffer, float scale, float softcap, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Cap, label);
+        op.out = buffer;
+        op.scale = scale;
+        op.limit = softcap;
+        require(self.program.width(buffer) > 0 && softcap >= 0, "cap");
         self.program.add(std::move(op));
       })
       .def("gather", [](PyProgram& self, int in, int out, const std::string& label) {

@@ -194,8 +194,8 @@ struct Kernels {
   void (*norm)(const Norm& norm, const float* in, float* out, int64_t k);
   // Row `row` of w, dequantised, into out[k].
   void (*lookup)(const Matrix& w, int64_t row, float* out);
-  // out[i] += x[i]
-  void (*add)(float* out, const float* x, int64_t k);
+  // out[i] += scale * x[i], rounded after the product and after the sum.
+  void (*add)(float* out, const float* x, float scale, int64_t k);
   // One layer's attention, run by every thread of the team together (it calls team.barrier()).
   void (*attention)(const Attention& a, const Team& team);
   // Bytes of team.scratch and team.common that attention needs for a batch whose longest context is `context`.
@@ -203,6 +203,10 @@ struct Kernels {
   int64_t (*attention_common)(const Attention& a, int64_t rows, int64_t context);
   // out[i] = e^(in[i] - shift): softmax without its division.
   void (*exp_shifted)(const float* in, float shift, float* out, int64_t n);
+  // x[i] cut to [-limit, limit]; NaN stays.
+  void (*clip)(float* x, float limit, int64_t k);
+  // x[i] * scale if softcap is 0, else softcap * tanh(x[i] * scale / softcap), the division as a product with 1 / softcap.
+  void (*cap)(float* x, float scale, float softcap, int64_t k);
 };
 
 constexpr int64_t matmul_scratch(int64_t k) { return 4 * 16 * round_up(k, kBlockK) + 64 * 1024; }

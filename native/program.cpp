@@ -92,7 +92,7 @@ void Program::prepare_memory(const Step& step) {
       (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, bytes);
       scratch = std::max(scratch, matmul_scratch(w.k) + round_up(w.k, kBlockK) * 4);
     }
-    if (op.kind == OpKind::Positions) scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
+    if (op.kind == OpKind::Positions || op.kind == OpKind::AddNormed) scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
     if (op.kind == OpKind::Attention) {
       if (op.rotary) op.rotary->reserve(step.last_position + 1);
       scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, step.longest_context));
@@ -183,8 +183,46 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
   team.barrier();
 }
 
+// The operations on rows of floats: each thread has a contiguous share of the rows, the same in all of them.
+void Program::run_rows(const Op& op, const Step& step, const Team& team) {
+  const int64_t width = widths_[size_t(op.out)], in_width = op.in < 0 ? 0 : widths_[size_t(op.in)];
+  float* spare = reinterpret_cast<float*>(team.scratch);  // one row
+  for (int64_t r = step.rows * team.tid / team.size; r < step.rows * (team.tid + 1) / team.size; ++r) {
+    float* row = buffer(op.out) + r * width;
+    const float* in = op.in < 0 ? nullptr : buffer(op.in) + r * in_width;
+    switch (op.kind) {
+      case OpKind::Embed:
+        kernels_.lookup(op.parts[0].w, step.ids[r], row);
+        if (op.scale != 1.0f) kernels_.cap(row, op.scale, 0.0f, width);
+        break;
+      case OpKind::Positions:
+        kernels_.lookup(op.parts[0].w, step.positions[r] + op.offset, spare);
+        kernels_.add(row, spare, 1.0f, width);
+        break;
+      case OpKind::Norm:
+        if (op.norm.kind == NormKind::None) std::memcpy(row, in, size_t(width) * 4);
+        else kernels_.norm(op.norm, in, row, width);
+        break;
+      case OpKind::AddNormed:
+        if (op.norm.kind != NormKind::None) kernels_.norm(op.norm, in, spare, width);
+        kernels_.add(row, op.norm.kind == NormKind::None ? in : spare, op.scale, width);
+        break;
+      case OpKind::HeadNorm:
+        for (int64_t h = 0; h < op.heads; ++h) {
+          Norm norm = op.norm;
+          if (op.each) norm.weight += h * op.head_dim;
+          if (op.each && norm.bias) norm.bias += h * op.head_dim;
+          float* head = row + op.column + h * op.head_dim;
+          kernels_.norm(norm, head, head, op.head_dim);
+        }
+        break;
+      case OpKind::Clip: kernels_.clip(row + op.column, op.limit, op.head_dim); break;
+      default: std::memcpy(row, buffer(op.in) + step.wanted[r] * width, size_t(width) * 4);  // Gather
+    }
+  }
+}
+
 void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
-  const int64_t rows = step.rows, begin = rows * team.tid / team.size, end = rows * (team.tid + 1) / team.size;
   switch (op.kind) {
     case OpKind::Linear:
     case OpKind::Gated: linear(op, index, step, team); return;
@@ -203,25 +241,18 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
       a.ld = widths_[size_t(op.in)];
       a.out = buffer(op.out);
       kernels_.attention(a, team);
-      team.barrier();
-      return;
+      break;
     }
-    default: break;
-  }
-  float* out = buffer(op.out);
-  const int64_t width = widths_[size_t(op.out)];
-  for (int64_t r = begin; r < end; ++r) {
-    float* row = out + r * width;
-    if (op.kind == OpKind::Embed) kernels_.lookup(op.parts[0].w, step.ids[r], row);
-    if (op.kind == OpKind::Positions) {
-      float* table_row = reinterpret_cast<float*>(team.scratch);
-      kernels_.lookup(op.parts[0].w, step.positions[r], table_row);
-      kernels_.add(row, table_row, width);
+    case OpKind::Cap: {  // all columns of all rows are alike, and one row may be a whole vocabulary
+      const int64_t vectors = (step.rows * widths_[size_t(op.out)] + 15) / 16;
+      const int64_t begin = vectors * team.tid / team.size * 16;
+      const int64_t end = std::min(vectors * (team.tid + 1) / team.size * 16, step.rows * widths_[size_t(op.out)]);
+      kernels_.cap(buffer(op.out) + begin, op.scale, op.limit, end - begin);
+      break;
     }
-    if (op.kind == OpKind::Norm) kernels_.norm(op.norm, buffer(op.in) + r * width, row, width);
-    if (op.kind == OpKind::Gather) std::memcpy(row, buffer(op.in) + step.wanted[r] * width, size_t(width) * 4);
+    default: run_rows(op, step, team);
   }
-  team.barrier();
+  if (op.meet) team.barrier();
 }
 
 void Program::run(const Step& step, bool timed) {

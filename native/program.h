@@ -38,13 +38,23 @@ struct LinearPart {
   int64_t column;  // where its outputs begin in the output buffer
 };
 
-enum class OpKind : int { Embed, Positions, Norm, Linear, Gated, Attention, Gather };
+enum class OpKind : int { Embed, Positions, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Attention };
+
+// A thread computes its own rows of these and reads nothing else that they write.
+constexpr bool row_wise(OpKind kind) { return kind <= OpKind::Clip; }
+
 
 struct Op {
   OpKind kind = OpKind::Norm;
   std::string label;  // what explain calls it
   int in = -1, out = -1;
   Norm norm;
+  float scale = 1;                // Embed, AddNormed, Cap
+  float limit = 0;                // Clip; the soft limit of Cap
+  int64_t offset = 0;             // Positions
+  int64_t column = 0, heads = 1, head_dim = 0;  // HeadNorm, Clip: `heads` segments of head_dim columns from `column`
+  bool each = false;              // HeadNorm: every segment has its own weights
+  bool meet = true;               // threads meet after it
   std::vector<LinearPart> parts;  // Gated: gate, then up
   Mode mode = Mode::Store;
   Act act = Act::None;
@@ -77,6 +87,7 @@ class Program {
   int add_buffer(int64_t width) { widths_.push_back(width); return int(widths_.size()) - 1; }
   void add(Op op) {
     heavy_ = heavy_ || op.kind == OpKind::Linear || op.kind == OpKind::Gated || op.kind == OpKind::Attention;
+    if (!ops_.empty() && row_wise(ops_.back().kind) && row_wise(op.kind)) ops_.back().meet = false;
     ops_.push_back(std::move(op));
   }
   const std::vector<Op>& ops() const { return ops_; }
@@ -102,6 +113,7 @@ class Program {
   void fetch_ahead(size_t index, int64_t rows, const Team& team) const;
   void prepare_memory(const Step& step);
   void run_op(Op& op, int index, const Step& step, const Team& team);
+  void run_rows(const Op& op, const Step& step, const Team& team);
   void linear(Op& op, int index, const Step& step, const Team& team);
   Activations activations(const Op& op, const Step& step, uint8_t* memory) const;
   float* buffer(int id) const { return bound_[size_t(id)] ? bound_[size_t(id)] : reinterpret_cast<float*>(buffers_[size_t(id)].data); }

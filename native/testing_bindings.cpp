@@ -144,11 +144,21 @@ void bind_testing(nb::module_& parent) {
     fp::kernels_for(isa).lookup(w, row, out.data());
   }, "isa"_a, "format"_a, "n"_a, "k"_a, "packed"_a, "row"_a, "out"_a);
 
-  m.def("add", [](const std::string& isa, Floats out, ConstFloats x) {
+  m.def("add", [](const std::string& isa, Floats out, ConstFloats x, float scale) {
     require(out.size() == x.size(), "arguments");
     fp::DenormalGuard guard;
-    fp::kernels_for(isa).add(out.data(), x.data(), int64_t(x.size()));
-  }, "isa"_a, "out"_a, "x"_a);
+    fp::kernels_for(isa).add(out.data(), x.data(), scale, int64_t(x.size()));
+  }, "isa"_a, "out"_a, "x"_a, "scale"_a);
+
+  m.def("clip", [](const std::string& isa, Floats x, float limit) {
+    fp::DenormalGuard guard;
+    fp::kernels_for(isa).clip(x.data(), limit, int64_t(x.size()));
+  }, "isa"_a, "x"_a, "limit"_a);
+
+  m.def("cap", [](const std::string& isa, Floats x, float scale, float softcap) {
+    fp::DenormalGuard guard;
+    fp::kernels_for(isa).cap(x.data(), scale, softcap, int64_t(x.size()));
+  }, "isa"_a, "x"_a, "scale"_a, "softcap"_a);
 
   m.def("run_pool", [](fp::Pool& pool, int64_t jobs) {
     std::unique_ptr<std::atomic<int64_t>[]> counts(new std::atomic<int64_t>[size_t(pool.size())]());

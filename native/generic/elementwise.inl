@@ -1,4 +1,4 @@
-// Norms, the preparation of activations for matrix products, embedding look-up, addition. One row at a time.
+// Norms, the preparation of activations for matrix products, embedding look-up, addition, limits. One row at a time.
 
 inline float row_sum_of_squares(const float* x, int64_t k, float mean) {
   V sum = vzero(), m = vset(mean);
@@ -135,10 +135,29 @@ inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
   }
 }
 
-inline void add_row(float* out, const float* x, int64_t k) {
+inline void add_row(float* out, const float* x, float scale, int64_t k) {
+  const V by = vset(scale);
   for (int64_t i = 0; i < k; i += 16) {
     int left = int(k - i < 16 ? k - i : 16);
-    vstore_n(out + i, vadd(vload_n(out + i, left), vload_n(x + i, left)), left);
+    vstore_n(out + i, vadd(vload_n(out + i, left), vmul(vload_n(x + i, left), by)), left);
+  }
+}
+
+inline void clip_row(float* x, float limit, int64_t k) {
+  const V most = vset(limit), least = vset(-limit);
+  for (int64_t i = 0; i < k; i += 16) {
+    int left = int(k - i < 16 ? k - i : 16);
+    vstore_n(x + i, vmin(most, vmax(least, vload_n(x + i, left))), left);  // a NaN is the second operand of both
+  }
+}
+
+inline void cap_row(float* x, float scale, float softcap, int64_t k) {
+  const V by = vset(scale), most = vset(softcap), inverse = vset(softcap > 0.0f ? 1.0f / softcap : 0.0f);
+  for (int64_t i = 0; i < k; i += 16) {
+    int left = int(k - i < 16 ? k - i : 16);
+    V y = vmul(vload_n(x + i, left), by);
+    if (softcap > 0.0f) y = vmul(most, vtanh(vmul(y, inverse)));
+    vstore_n(x + i, y, left);
   }
 }
 

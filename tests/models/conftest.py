@@ -1,4 +1,4 @@
-"""Tiny models saved by transformers, the real SmolLM2 file, and a plain NumPy forward pass of a spec."""
+"""Tiny models saved by transformers, and the real SmolLM2 file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.gguf import open_gguf
 from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import TensorInfo
+from numpy_model import numpy_logits
 
 
 class FakeSource:
@@ -37,67 +38,17 @@ def load_rows(checkpoint, source):
     for bound in checkpoint.weights:
         row, info = bound.row, bound.info
         array = dequantize(info.type, source.data(info.name), tuple(info.shape))
+        if row.stack:
+            array = array.reshape(row.total, *array.shape[2:])
         if row.transform == "transpose":
             array = array.T
         if row.rows:
-            array = array[row.rows]
+            period = row.period or row.total
+            array = np.concatenate([array[at:][row.rows] for at in range(0, row.total, period)])
         if row.transform == "rotary_rows":
-            array = array[row_order(len(array), row.heads)]
-        assert array.shape == row.shape
-        out[row.target] = array
+            array = array[row_order(len(array), row.heads, row.rotary_dim)]
+        out[row.target] = array.reshape(row.shape) + np.float32(row.add)
     return out
-
-
-def _norm(spec, w, name, x):
-    if spec.kind == "layer":
-        x = x - x.mean(-1, keepdims=True)
-    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + spec.eps) * w[name + ".weight"]
-    return y + w[name + ".bias"] if spec.bias else y
-
-
-def _linear(w, name, x):
-    y = x @ w[name + ".weight"].T
-    return y + w[name + ".bias"] if name + ".bias" in w else y
-
-
-def _act(kind, x):
-    if kind == "silu":
-        return x / (1 + np.exp(-x))
-    assert kind == "gelu_tanh"
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def _rotate(spec, x):
-    half = spec.dim // 2
-    angle = np.arange(x.shape[0])[:, None, None] * np.array(spec.inv_freq)
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
-
-
-def numpy_logits(spec, weights, ids):
-    """float64 [tokens, vocab]: the plain meaning of a spec, one sequence from position 0."""
-    w = {name: array.astype(np.float64) for name, array in weights.items()}
-    x, n = w["embed.tokens.weight"][ids], len(ids)
-    if spec.learned_positions:
-        x = x + w["embed.positions.weight"][:n]
-    for i, layer in enumerate(spec.layers):
-        a, at = layer.attention, f"layers.{i}."
-        h = _norm(layer.attention_norm, w, at + "attention_norm", x)
-        q, k, v = (_linear(w, at + "attention." + part, h).reshape(n, -1, a.head_dim) for part in "qkv")
-        if a.rotary:
-            q, k = _rotate(a.rotary, q), _rotate(a.rotary, k)
-        k, v = (np.repeat(part, a.num_heads // a.num_kv_heads, 1) for part in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) * a.scale + np.triu(np.full((n, n), -np.inf), 1)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, -1)
-        x = x + _linear(w, at + "attention.out", mixed)
-        h = _norm(layer.mlp_norm, w, at + "mlp_norm", x)
-        up = _linear(w, at + "mlp.up", h)
-        act = layer.mlp.activation
-        inner = _act(act, _linear(w, at + "mlp.gate", h)) * up if layer.mlp.kind == "gated" else _act(act, up)
-        x = x + _linear(w, at + "mlp.down", inner)
-    x = _norm(spec.final_norm, w, "final_norm", x)
-    return x @ w["embed.tokens.weight" if spec.tied else "head.weight"].T
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from forwardpass.backends import native
 from forwardpass.errors import ModelFileError
 from forwardpass.models import registry
-from forwardpass.models.weight_rows import row_order
+from forwardpass.models.loading import load_weights
+from forwardpass.models.registry import Checkpoint
+from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec
+from forwardpass.models.weight_rows import WeightRow, match, named_rows, row_order, targets
 
 
 def test_row_order_by_hand():
@@ -15,6 +21,24 @@ def test_row_order_by_hand():
     assert row_order(8, 1).tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     assert row_order(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert row_order(2, 1).dtype == np.int32
+
+
+def test_partial_row_order_by_hand():
+    """Four of eight dimensions are rotated: they are two pairs, and the other four stay."""
+    assert row_order(8, 1, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 7]
+    assert row_order(12, 2, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+    assert row_order(8, 1, 8).tolist() == row_order(8, 1).tolist()
+
+
+@pytest.mark.parametrize(("heads", "size", "dim"), [(1, 8, 6), (3, 20, 4), (5, 6, 2)])
+def test_partial_row_order_makes_halves_of_pairs(heads, size, dim):
+    """Rotating interleaved neighbours of the stored rows is rotating (j, j + dim/2) of ours."""
+    stored = np.random.default_rng(1).standard_normal(heads * size)
+    ours = stored[row_order(heads * size, heads, dim)].reshape(heads, size)
+    stored = stored.reshape(heads, size)
+    for j in range(dim // 2):
+        assert np.array_equal(ours[:, [j, j + dim // 2]], stored[:, [2 * j, 2 * j + 1]])
+    assert np.array_equal(ours[:, dim:], stored[:, dim:])
 
 
 @pytest.mark.parametrize(("heads", "size"), [(1, 2), (3, 8), (9, 64), (5, 6)])
@@ -25,10 +49,88 @@ def test_row_order_undoes_the_conversion(heads, size):
     assert np.array_equal(stored[row_order(heads * size, heads)], ours)
 
 
-@pytest.mark.parametrize(("rows", "heads"), [(6, 2), (7, 2), (0, 1), (4, 0), (4, 3)])
-def test_row_order_refuses(rows, heads):
-    with pytest.raises(ModelFileError):
-        row_order(rows, heads)
+@pytest.mark.parametrize(("rows", "heads", "dim"), [(6, 2, 0), (7, 2, 0), (0, 1, 0), (4, 0, 0), (4, 3, 0), (8, 2, 6),
+                                                     (8, 2, 3), (8, 2, -2)])
+def test_row_order_refuses(rows, heads, dim):
+    with pytest.raises(ModelFileError, match="rotary rows"):
+        row_order(rows, heads, dim)
+
+
+def loaded(tools, row, stored):
+    """float32: what the loader makes of a stored array."""
+    source = tools.FakeSource("safetensors", {"x": stored})
+    bound = match([row], source)
+    backend = native.NativeBackend(1)
+    checkpoint = Checkpoint(None, tuple(bound), ())
+    weights = load_weights(checkpoint, source, "float32", backend)
+    if len(row.shape) == 1:
+        return weights.vectors[row.target]
+    matrix = weights.matrices[row.target]
+    program = backend.program()
+    out = program.buffer(row.shape[1])
+    program.embed(out, matrix, label="look up")
+    values = np.empty(row.shape, np.float32)
+    program.run(row.shape[0], ids=np.arange(row.shape[0], dtype=np.int32), bound=[(out, values)])
+    return values
+
+
+def numbered(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_a_slice_out_of_every_period(tools):
+    """Heads of [q, k, v], 3 heads of 2: the keys are rows 2 3, 8 9, 14 15."""
+    stored = numbered(18, 4)
+    row = WeightRow("k", ("x",), (6, 4), rows=slice(2, 4), total=18, period=6)
+    expected = stored[[2, 3, 8, 9, 14, 15]]
+    assert np.array_equal(loaded(tools, row, stored), expected)
+    assert np.array_equal(loaded(tools, replace(row, transform="transpose"), stored.T), expected)
+    assert np.array_equal(loaded(tools, replace(row, shape=(6,)), stored[:, 0]), expected[:, 0])
+    turned = replace(row, transform="rotary_rows", heads=1, rotary_dim=4)
+    assert np.array_equal(loaded(tools, turned, stored), expected[[0, 2, 1, 3, 4, 5]])
+    assert np.array_equal(loaded(tools, replace(turned, shape=(6,)), stored[:, 0]), expected[[0, 2, 1, 3, 4, 5], 0])
+
+
+def test_a_stack_of_experts(tools):
+    """Five experts of six rows: gate and up are halves of each, here expert 3's up."""
+    stored = numbered(5, 6, 4)
+    row = WeightRow("up", ("x",), (3, 4), rows=slice(21, 24), total=30, stack=5)
+    assert np.array_equal(loaded(tools, row, stored), stored[3, 3:])
+    assert np.array_equal(loaded(tools, replace(row, shape=(3,)), stored[:, :, 0]), stored[3, 3:, 0])
+    bound = match([row], tools.FakeSource("gguf", {"x": stored}))
+    assert bound[0].nbytes == 3 * 4 * 4
+    with pytest.raises(ModelFileError, match=r"expected \[5, 6, 4\], found \[6, 5, 4\]"):
+        match([row], tools.FakeSource("gguf", {"x": stored.reshape(6, 5, 4)}))
+
+
+def test_what_is_added_to_a_vector(tools):
+    row = WeightRow("norm", ("x",), (5,), add=1.0)
+    assert np.array_equal(loaded(tools, row, numbered(5) / 8), numbered(5) / 8 + 1)
+
+
+def test_a_vector_stands_for_a_matrix_of_one_row(tools):
+    """GGUF drops axes of one."""
+    assert np.array_equal(loaded(tools, WeightRow("gate", ("x",), (1, 6)), numbered(6)), numbered(1, 6))
+
+
+def test_names_of_experts():
+    """One tensor an expert, or one that stacks them all."""
+    layer = LayerSpec(None, AttentionSpec(1, 1, 8, 1.0), None, MlpSpec("gated", 12, "silu", experts=ExpertsSpec(
+        4, 2, shared_size=20, shared_gate=True)))
+    spec = ModelSpec("test", 8, 9, 10, (layer,) * 2, None, True).check()
+    assert targets(spec)["layers.1.mlp.router.weight"] == (4, 8)
+    assert targets(spec)["layers.1.mlp.experts.3.down.weight"] == (8, 12)
+    assert targets(spec)["layers.1.mlp.shared.gate.weight"] == (20, 8)
+    assert targets(spec)["layers.1.mlp.shared_gate.weight"] == (1, 8)
+    stems = {name.rpartition(".")[0].removeprefix(f"layers.{i}.") for name in targets(spec) for i in range(2)}
+    names = {stem: (stem,) for stem in stems}
+    names |= {"mlp.experts.gate": ("l.{i}.e.{e}.gate",), "mlp.experts.up": ("l.{i}.ups",),
+              "mlp.experts.down": ("l.{i}.downs",)}
+    rows = {row.target: row for row in named_rows(spec, names)}
+    assert rows["layers.1.mlp.experts.2.gate.weight"].sources == ("l.1.e.2.gate.weight",)
+    up, down = rows["layers.1.mlp.experts.2.up.weight"], rows["layers.0.mlp.experts.3.down.weight"]
+    assert (up.sources, up.rows, up.source_shape) == (("l.1.ups.weight",), slice(24, 36), (4, 12, 8))
+    assert (down.sources, down.rows, down.source_shape) == (("l.0.downs.weight",), slice(24, 32), (4, 8, 12))
 
 
 @pytest.fixture

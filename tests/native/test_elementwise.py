@@ -119,12 +119,45 @@ def test_bfloat16_of_subnormals_and_nan(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_add(isa):
+@pytest.mark.parametrize("scale", [1.0, 0.22, -3.0])
+def test_add(isa, scale):
     for k in WIDTHS:
         a, b, _ = vectors(k)
         out = a.copy()
-        _native.testing.add(isa, out, b)
-        assert same(out, a + b)
+        _native.testing.add(isa, out, b, scale)
+        assert same(out, a + np.float32(scale) * b)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_clip(isa):
+    for k in WIDTHS:
+        x = vectors(k)[0] * 3
+        x[: len(STRANGE)] = STRANGE[:k]
+        out = x.copy()
+        _native.testing.clip(isa, out, 1.5)
+        flushed = np.where(np.abs(x) < 1.2e-38, 0, x)  # subnormals count as zero
+        assert same(out, np.clip(flushed, np.float32(-1.5), np.float32(1.5))), k
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scale, softcap", [(0.0625, 0.0), (1.0, 30.0), (0.25, 50.0), (1.0, 0.5)])
+def test_cap(isa, scale, softcap):
+    for k in WIDTHS:
+        x = vectors(k)[0] * np.float32(40)
+        got, other = x.copy(), x.copy()
+        _native.testing.cap(isa, got, scale, softcap)
+        _native.testing.cap("scalar", other, scale, softcap)
+        exact = x.astype(np.float64) * scale
+        if softcap:
+            exact = softcap * np.tanh(exact / softcap)
+        assert (np.abs(got - exact) <= 4e-7 * np.abs(exact)).all(), k
+        assert same(got, other), k
+    strange = np.array(STRANGE * 3, np.float32)
+    got, other = strange.copy(), strange.copy()
+    _native.testing.cap(isa, got, scale, softcap)
+    _native.testing.cap("scalar", other, scale, softcap)
+    assert same(got, other)
+    assert softcap == 0 or np.abs(got[np.isfinite(got)]).max() <= softcap
 
 
 @pytest.mark.parametrize("theta, dim", [(10000.0, 64), (100000.0, 16), (1e6, 128)])

@@ -85,14 +85,26 @@ class NativeProgram:
         self.buffer = self.native.buffer
         self.reset_timings = self.native.reset_timings
 
-    def embed(self, out, table, *, label):
-        self.native.embed(out, table, label)
+    def embed(self, out, table, *, scale=1.0, label):
+        self.native.embed(out, table, scale, label)
 
-    def positions(self, out, table, *, label):
-        self.native.positions(out, table, label)
+    def positions(self, out, table, *, offset=0, label):
+        self.native.positions(out, table, offset, label)
 
-    def norm(self, source, out, norm: NormWeights, *, label):
+    def norm(self, source, out, norm: NormWeights | None, *, label):
         self.native.norm(source, out, *_norm_arguments(norm), label)
+
+    def add_normed(self, source, out, norm: NormWeights | None, *, scale=1.0, label):
+        self.native.add_normed(source, out, *_norm_arguments(norm), scale, label)
+
+    def head_norm(self, buffer, *, column, heads, head_dim, norm: NormWeights, each, label):
+        self.native.head_norm(buffer, column, heads, head_dim, *_norm_arguments(norm), each, label)
+
+    def clip(self, buffer, *, column, width, limit, label):
+        self.native.clip(buffer, column, width, limit, label)
+
+    def cap(self, buffer, *, scale, softcap, label):
+        self.native.cap(buffer, scale, softcap, label)
 
     def gather(self, source, out, *, label):
         self.native.gather(source, out, label)

@@ -31,13 +31,28 @@ class Program(Protocol):
 
     def buffer(self, width: int) -> int: ...
 
-    def embed(self, out: int, table: Any, *, label: str) -> None:
-        """out[row] = table[token id of the row]."""
+    def embed(self, out: int, table: Any, *, scale: float = 1.0, label: str) -> None:
+        """out[row] = scale * table[token id of the row]."""
 
-    def positions(self, out: int, table: Any, *, label: str) -> None:
-        """out[row] += table[position of the row]."""
+    def positions(self, out: int, table: Any, *, offset: int = 0, label: str) -> None:
+        """out[row] += table[position of the row + offset]."""
 
-    def norm(self, source: int, out: int, norm: NormWeights, *, label: str) -> None: ...
+    def norm(self, source: int, out: int, norm: NormWeights | None, *, label: str) -> None:
+        """out = norm(source); source may be out. Without a norm it is a copy."""
+
+    def add_normed(self, source: int, out: int, norm: NormWeights | None, *, scale: float = 1.0, label: str) -> None:
+        """out += scale * norm(source)."""
+
+    def head_norm(self, buffer: int, *, column: int, heads: int, head_dim: int, norm: NormWeights, each: bool,
+                  label: str) -> None:
+        """In place, a norm of each of `heads` segments of head_dim columns. each: every segment has its own weights,
+        which then are [heads * head_dim]."""
+
+    def clip(self, buffer: int, *, column: int, width: int, limit: float, label: str) -> None:
+        """In place, columns [column, column + width) cut to [-limit, limit]."""
+
+    def cap(self, buffer: int, *, scale: float, softcap: float, label: str) -> None:
+        """In place, y = softcap * tanh(y * scale / softcap), or y * scale where softcap is 0."""
 
     def gather(self, source: int, out: int, *, label: str) -> None:
         """out[i] = source[wanted[i]]."""

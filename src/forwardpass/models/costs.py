@@ -9,7 +9,7 @@ matrix products, attention and norms; a multiply-add is two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forwardpass.models.spec import ModelSpec, NormSpec
@@ -18,15 +18,21 @@ from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow, targets
 KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 STAGES = {
     "embed": ("embed",),
-    "decode": ("norm", "qkv", "attention", "out", "gate_up", "down"),
+    "decode": ("norm", "qkv", "attention", "out", "gate_up", "down", "experts"),
     "project": ("head",),
 }
-"""Stage -> its kinds of op. "gate_up" is also the single up matrix of a plain MLP."""
+"""Stage -> its kinds of op; a model need not have all. "gate_up" is also the single up matrix of a plain MLP, "experts"
+all of a mixture: router, the experts' MLPs and what they share."""
 
-_OPS = {"attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv", "attention.out": "out",
+_OPS = {"embed.project_in": "embed", "embed.norm": "embed",
+        "attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv", "attention.out": "out",
+        "attention.q_norm": "qkv", "attention.k_norm": "qkv",
         "mlp.gate": "gate_up", "mlp.up": "gate_up", "mlp.down": "down",
-        "attention_norm": "qkv", "mlp_norm": "gate_up", "final_norm": "norm", "head": "head"}
-"""Layer norms run as part of the product that reads them; only the final norm is an op of its own."""
+        "mlp.router": "experts", "mlp.shared_gate": "experts", "mlp.experts": "experts", "mlp.shared": "experts",
+        "attention_norm": "qkv", "post_attention_norm": "out", "post_mlp_norm": "down", "final_norm": "norm",
+        "embed.project_out": "head", "head": "head"}
+"""Norms run as part of the product that reads them, or whose result they normalise; only the final norm is an op of its
+own. Not here: what embedding looks up, and mlp_norm, which belongs to whatever its MLP is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +81,50 @@ def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int],
     costs = {op: Cost() for ops in STAGES.values() for op in ops}
     costs["embed"] = _embed(spec, nbytes, tokens)
     for name, shape in targets(spec).items():
-        stem, _, suffix = name.rpartition(".")
-        op = _OPS.get(stem.split(".", 2)[2] if stem.startswith("layers.") else stem)
+        op = _op(spec, name)
         if op is None or (op == "head" and not wanted) or not tokens:
             continue
         read = nbytes[EMBEDDING if name == HEAD and spec.tied else name]
-        uses = wanted if op == "head" else tokens
+        uses: float = wanted if op == "head" else tokens
+        stem, _, suffix = name.rpartition(".")
+        if ".mlp.experts." in name:  # each row uses some; a step reads at most as many as its rows have chosen
+            experts = spec.layers[int(name.split(".")[1])].mlp.experts
+            read = read * min(experts.count, tokens * experts.chosen) / experts.count
+            uses = uses * experts.chosen / experts.count
         # a bias is one addition an output, a matrix one multiply-add an element; norms are counted below
         flops = 0 if stem.endswith("norm") else uses * (shape[0] if suffix == "bias" else 2 * math.prod(shape))
         costs[op] += Cost(flops, read)
-    width = tokens * spec.hidden_size
-    for layer in spec.layers:
-        costs["qkv"] += Cost(width * _norm_flops(layer.attention_norm))
-        costs["gate_up"] += Cost(width * _norm_flops(layer.mlp_norm))
-    costs["norm"] += Cost(width * _norm_flops(spec.final_norm))
+    for op, width in _normed(spec):
+        costs[op] += Cost(tokens * width)
     costs["attention"] = _attention(spec, rows, contexts, kv_dtype)
-    return {stage: {op: costs[op] for op in ops} for stage, ops in STAGES.items()}
+    # shares of experts are fractions, their sums over all experts are whole
+    whole = {op: Cost(round(cost.flops), round(cost.read), cost.written) for op, cost in costs.items()}
+    return {stage: {op: whole[op] for op in ops} for stage, ops in STAGES.items()}
+
+
+def _op(spec: ModelSpec, name: str) -> str | None:
+    """The kind of op that reads a target."""
+    stem = name.rpartition(".")[0]
+    if not stem.startswith("layers."):
+        return _OPS.get(stem)
+    _, layer, stem = stem.split(".", 2)
+    if stem == "mlp_norm":
+        return "experts" if spec.layers[int(layer)].mlp.experts else "gate_up"
+    return _OPS.get(stem) or _OPS.get(".".join(stem.split(".")[:2]))  # mlp.experts.7.up
+
+
+def _normed(spec: ModelSpec) -> Iterator[tuple[str, int]]:
+    """(kind of op, operations a token) of every norm."""
+    width = spec.hidden_size
+    norms = [("embed", width, spec.embed_norm), ("norm", width, spec.final_norm)]
+    for layer in spec.layers:
+        a, experts = layer.attention, layer.mlp.experts
+        norms += [("qkv", width, layer.attention_norm), ("experts" if experts else "gate_up", width, layer.mlp_norm),
+                  ("qkv", (a.num_heads + a.num_kv_heads) * a.head_dim, a.qk_norm),
+                  ("out", width, layer.post_attention_norm), ("down", width, layer.post_mlp_norm)]
+    for op, columns, norm in norms:
+        if norm:
+            yield op, columns * _norm_flops(norm)
 
 
 def total(costs: Mapping[str, Mapping[str, Cost]]) -> Cost:

@@ -16,14 +16,14 @@ from forwardpass.backends import native
 from forwardpass.errors import ModelFileError
 from forwardpass.models.blocks import Weights
 from forwardpass.models.registry import Checkpoint
-from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow, row_order
+from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow
 from forwardpass.quant.formats import kernel_format
 from forwardpass.weights import packed
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
 _INTEGER_TYPES = {"Q4", "Q8", "Q8M", "Q8C"}
-_SHARED_INPUT = (("attention.q", "attention.k", "attention.v"), ("mlp.gate", "mlp.up"))
+_SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".gate", ".up"))
 _ALIGNMENT = 64
 
 
@@ -103,14 +103,14 @@ def _agree(formats: dict[str, str]) -> None:
 
 def _vector(one: BoundRow, source: Source) -> np.ndarray:
     """A norm's weight or a bias as float32."""
-    values = dequantize(one.info.type, source.data(one.info.name), one.info.shape)
-    if one.row.rows:
-        values = values[one.row.rows]
-    if one.row.transform == "rotary_rows":
-        values = values[row_order(values.size, one.row.heads)]
+    values = dequantize(one.info.type, source.data(one.info.name), one.info.shape).reshape(-1)
+    values = one.row.pick(values)
+    if one.row.order is not None:
+        values = values[one.row.order]
+    values = np.ascontiguousarray(values + np.float32(one.row.add), dtype=np.float32)
     if not np.isfinite(values).all():
         raise _not_finite(one, source)
-    return np.ascontiguousarray(values, dtype=np.float32)
+    return values
 
 
 def _pack(place: Place, source: Source, backend: native.NativeBackend, out: np.ndarray) -> None:
@@ -120,12 +120,10 @@ def _pack(place: Place, source: Source, backend: native.NativeBackend, out: np.n
     if row.transform == "transpose":
         element = {4: np.uint32, 2: np.uint16}[one.info.nbytes // math.prod(one.info.shape)]
         stored = np.frombuffer(raw, element).reshape(row.source_shape).T
-        raw = np.ascontiguousarray(stored[row.rows] if row.rows else stored).reshape(-1).view(np.uint8)
+        raw = np.ascontiguousarray(row.pick(stored)).reshape(-1).view(np.uint8)
     elif row.rows:
-        row_bytes = one.info.nbytes // row.total
-        raw = raw[row.rows.start * row_bytes : row.rows.stop * row_bytes]
-    order = row_order(n, row.heads) if row.transform == "rotary_rows" else None
-    finite = backend.pack(place.format, (n, k), one.info.type, raw, order, out)
+        raw = row.pick(raw.reshape(row.total, -1)).reshape(-1)
+    finite = backend.pack(place.format, (n, k), one.info.type, raw, row.order, out)
     source.release(one.info.name)
     if not finite:
         raise _not_finite(one, source)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forwardpass.errors import ModelFileError
-from forwardpass.models.spec import ModelSpec
+from forwardpass.models.spec import MlpSpec, ModelSpec, NormSpec
 from forwardpass.weights.source import Source, TensorInfo
 
 MAX_PROBLEMS = 20
@@ -28,9 +28,14 @@ class WeightRow:
     """One needed tensor. shape: as the engine wants it, outputs first.
 
     sources: names in the checkpoint, the first one present wins.
-    transform: "none"; "transpose", stored as [in, out]; "rotary_rows", stored with each head's two halves
-        interleaved: row i of the result is stored row row_order(rows, heads)[i].
-    rows: a slice of the source's rows (after the transform), of `total` rows in all; None = the whole source.
+    transform: "none"; "transpose", stored as [in, out]; "rotary_rows", stored with rotary pairs interleaved in each
+        head: row i of the result is picked row row_order(rows, heads, rotary_dim)[i].
+    rows: a slice of the source's rows (after "transpose"), of `total` rows in all; None = the whole source.
+    period: the slice is taken out of every `period` rows. Example: keys in a matrix of [heads, 3, head_dim] rows are
+        rows=slice(head_dim, 2 * head_dim), period=3 * head_dim.
+    stack: the stored tensor is [stack, total / stack, k], and rows are counted over its first two axes together; not
+        with "transpose".
+    add: is added to a vector's values. Example: 1 where a norm is stored as w and 1 + w is meant.
     optional: may be absent from the checkpoint.
     """
 
@@ -39,15 +44,37 @@ class WeightRow:
     shape: tuple[int, ...]
     transform: str = "none"
     heads: int = 0
+    rotary_dim: int = 0
     rows: slice | None = None
     total: int = 0
+    period: int = 0
+    stack: int = 0
+    add: float = 0.0
     optional: bool = False
 
     @property
     def source_shape(self) -> tuple[int, ...]:
         """Shape of the stored tensor."""
         shape = (self.total, *self.shape[1:]) if self.rows else self.shape
+        if self.stack:
+            shape = (self.stack, shape[0] // self.stack, *shape[1:])
         return shape[::-1] if self.transform == "transpose" else shape
+
+    def pick(self, stored: np.ndarray) -> np.ndarray:
+        """The rows of this target out of all stored ones [total, ...], before `order`. A view unless period asks for
+        more than one run."""
+        if self.rows is None:
+            return stored
+        period = self.period or self.total
+        runs = stored.reshape(self.total // period, period, *stored.shape[1:])[:, self.rows]
+        return runs.reshape(-1, *stored.shape[1:])
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """int32 [rows]: the picked row that each row of the target is; None = they stand as they should."""
+        if self.transform != "rotary_rows":
+            return None
+        return row_order(self.shape[0], self.heads, self.rotary_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,58 +94,97 @@ class BoundRow:
         return self.info.nbytes * math.prod(self.row.shape) // math.prod(self.row.source_shape)
 
 
-def row_order(rows: int, heads: int) -> np.ndarray:
+def row_order(rows: int, heads: int, rotary_dim: int = 0) -> np.ndarray:
     """int32 [rows]: `stored[row_order(rows, heads)]` turns interleaved rotary pairs into two halves a head.
 
-    GGUF stores dimension pair (j, j + D/2) of a head of size D as neighbours: stored row 2j + t is our row
-    t * D/2 + j. Example, D = 8: our rows 0..7 are stored rows 0 2 4 6 1 3 5 7.
+    Interleaved, dimension pair (j, j + D/2) of a head of size D are neighbours: stored row 2j + t is our row
+    t * D/2 + j. Example, D = 8: our rows 0..7 are stored rows 0 2 4 6 1 3 5 7. rotary_dim: only so many dimensions of
+    each head are rotated (0 = all), the others stay. Example, 4 of 8: stored rows 0 2 1 3 4 5 6 7.
     """
-    if rows < 1 or heads < 1 or rows % heads or rows // heads % 2:
-        raise ModelFileError(f"rotary rows: expected {heads} heads of even size, found {rows} rows")
-    order = np.arange(rows, dtype=np.int32).reshape(heads, rows // heads // 2, 2)
-    return np.ascontiguousarray(order.transpose(0, 2, 1)).reshape(-1)
+    size = rows // heads if heads > 0 and rows > 0 and rows % heads == 0 else 0
+    turned = rotary_dim or size
+    if not size or turned % 2 or not 2 <= turned <= size:
+        raise ModelFileError(f"rotary rows: expected {heads} heads of an even number of rotated dimensions, found "
+                             f"{rows} rows" + (f", {rotary_dim} dimensions rotated" if rotary_dim else ""))
+    order = np.arange(rows, dtype=np.int32).reshape(heads, size)
+    pairs = order[:, :turned].reshape(heads, turned // 2, 2)
+    order[:, :turned] = pairs.transpose(0, 2, 1).reshape(heads, turned).copy()
+    return order.reshape(-1)
 
 
 def targets(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor the spec asks for with its shape, the head last (tied models do without it)."""
-    width = spec.hidden_size
-    out: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, width)}
-    if spec.learned_positions:
-        out["embed.positions.weight"] = (spec.learned_positions, width)
+    width, narrow = spec.hidden_size, spec.embed_size or spec.hidden_size
+    out: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, narrow)}
 
-    def add(name: str, shape: tuple[int, ...], bias: bool) -> None:
+    def add(name: str, shape: tuple[int, ...], bias: bool = False) -> None:
         out[name + ".weight"] = shape
         if bias:
             out[name + ".bias"] = shape[:1]
 
+    def norm(name: str, size: int, norm: NormSpec | None) -> None:
+        if norm:
+            add(name, (size,), norm.bias)
+
+    if spec.embed_size:
+        add("embed.project_in", (width, narrow))
+    if spec.learned_positions:
+        add("embed.positions", (spec.learned_positions, width))
+    norm("embed.norm", width, spec.embed_norm)
     for i, layer in enumerate(spec.layers):
         a, m, at = layer.attention, layer.mlp, f"layers.{i}."
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-        add(at + "attention_norm", (width,), layer.attention_norm.bias)
+        norm(at + "attention_norm", width, layer.attention_norm)
         add(at + "attention.q", (queries, width), a.qkv_bias)
         add(at + "attention.k", (keys, width), a.qkv_bias)
         add(at + "attention.v", (keys, width), a.qkv_bias)
+        norm(at + "attention.q_norm", a.head_dim if a.qk_norm_shape == "head" else queries, a.qk_norm)
+        norm(at + "attention.k_norm", a.head_dim if a.qk_norm_shape == "head" else keys, a.qk_norm)
         add(at + "attention.out", (width, queries), a.out_bias)
-        add(at + "mlp_norm", (width,), layer.mlp_norm.bias)
-        if m.kind == "gated":
-            add(at + "mlp.gate", (m.intermediate_size, width), m.bias)
-        add(at + "mlp.up", (m.intermediate_size, width), m.bias)
-        add(at + "mlp.down", (width, m.intermediate_size), m.bias)
-    add("final_norm", (width,), spec.final_norm.bias)
-    add("head", (spec.vocab_size, width), spec.head_bias)
+        norm(at + "post_attention_norm", width, layer.post_attention_norm)
+        norm(at + "mlp_norm", width, layer.mlp_norm)
+        for name, size in mlps(m).items():
+            if m.kind == "gated":
+                add(f"{at}{name}.gate", (size, width), m.bias)
+            add(f"{at}{name}.up", (size, width), m.bias)
+            add(f"{at}{name}.down", (width, size), m.bias)
+        if m.experts:
+            add(at + "mlp.router", (m.experts.count, width))
+            if m.experts.shared_gate:
+                add(at + "mlp.shared_gate", (1, width))
+        norm(at + "post_mlp_norm", width, layer.post_mlp_norm)
+    norm("final_norm", width, spec.final_norm)
+    if spec.embed_size:
+        add("embed.project_out", (narrow, width))
+    add("head", (spec.vocab_size, narrow), spec.head_bias)
     return out
 
 
+def mlps(m: MlpSpec) -> dict[str, int]:
+    """Target -> inner width of every MLP of a layer: one, or the experts and what they share."""
+    if not m.experts:
+        return {"mlp": m.intermediate_size}
+    shared = {"mlp.shared": m.experts.shared_size} if m.experts.shared_size else {}
+    return {f"mlp.experts.{e}": m.intermediate_size for e in range(m.experts.count)} | shared
+
+
 def named_rows(spec: ModelSpec, names: Mapping[str, tuple[str, ...]]) -> list[WeightRow]:
-    """A row for every target. names: target without layer number and suffix ("attention.q") -> source names
-    without suffix, "{i}" for the layer ("blk.{i}.attn_q"). The head is optional (see `resolve_head`)."""
+    """A row for every target. names: target without layer, expert number and suffix ("attention.q",
+    "mlp.experts.up") -> source names without suffix, "{i}" for the layer and "{e}" for the expert ("blk.{i}.attn_q").
+    An expert's name without "{e}" is one tensor that stacks all experts. The head is optional (see `resolve_head`)."""
     rows = []
     for target, shape in targets(spec).items():
         stem, _, suffix = target.rpartition(".")
         layer = re.fullmatch(r"layers\.(\d+)\.(.+)", stem)
         number, stem = (layer[1], layer[2]) if layer else ("", stem)
-        sources = tuple(f"{name.format(i=number)}.{suffix}" for name in names[stem])
-        rows.append(WeightRow(target, sources, shape, optional=target == HEAD))
+        expert = re.fullmatch(r"(mlp\.experts\.)(\d+)\.(.+)", stem)
+        e, stem = (expert[2], expert[1] + expert[3]) if expert else ("", stem)
+        sources = tuple(f"{name.format(i=number, e=e)}.{suffix}" for name in names[stem])
+        row = WeightRow(target, sources, shape, optional=target == HEAD)
+        if expert and not any("{e}" in name for name in names[stem]):
+            count, at = spec.layers[int(number)].mlp.experts.count, int(e) * shape[0]
+            row = replace(row, rows=slice(at, at + shape[0]), total=count * shape[0], stack=count)
+        rows.append(row)
     return rows
 
 
@@ -140,7 +206,7 @@ def match(rows: Iterable[WeightRow], source: Source, ignored: Iterable[str] = ()
             continue
         used.add(name)
         info = tensors[name]
-        if tuple(info.shape) == row.source_shape:
+        if _squeezed(info.shape) == _squeezed(row.source_shape):
             bound.append(BoundRow(row, info))
         else:
             problems.append(f"wrong shape: {name}: expected {list(row.source_shape)}, found {list(info.shape)}")
@@ -156,6 +222,11 @@ def match(rows: Iterable[WeightRow], source: Source, ignored: Iterable[str] = ()
                              f"({len(problems)} problem{'s' if len(problems) > 1 else ''}):\n  " + "\n  ".join(listed)
                              + "\nfetch the model again, or use the config that belongs to these weights")
     return bound
+
+
+def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
+    """Without axes of one: GGUF drops some, and a vector may stand for a matrix of one row."""
+    return tuple(size for size in shape if size != 1)
 
 
 def resolve_head(spec: ModelSpec, bound: list[BoundRow], source: Source) -> tuple[ModelSpec, list[BoundRow], list[str]]:
