@@ -5,7 +5,8 @@ from tokenizers import pre_tokenizers
 
 from forwardpass import catalog
 from forwardpass.weights.gguf import open_gguf
-from forwardpass.weights.tokenizer import BytePairs, Tokenizer, VocabularyFacts
+from forwardpass.weights.recipes import BytePairs
+from forwardpass.weights.tokenizer import Tokenizer, VocabularyFacts
 from forwardpass.weights.vocabulary import tokenizer_from_gguf
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from ..errors import ModelFileError, ParameterError
-from .pretokenizers import pretokenizer
-
-_SPACE = "\u2581"
-"""SentencePiece's visible space."""
+from .recipes import SPACE, Recipe, add_tokens, recipe_from_dict, recipe_to_dict
 
 
 @dataclass(frozen=True)
@@ -36,47 +33,6 @@ class VocabularyFacts:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class BytePairs:
-    """A byte-level vocabulary as a GGUF file stores it: the fastest form to build a tokenizer from.
-
-    added: id -> whether the token is special; all of them are found in text before words are cut.
-    """
-
-    tokens: list[str]
-    merges: list[str]
-    pre: str
-    added: Mapping[int, bool]
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
-
-    def build(self) -> Backend:
-        cut = pretokenizer(self.pre)
-        vocab = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
-        # One split for all merges: no token holds a space, since the byte alphabet writes it as "Ġ".
-        halves = " ".join(self.merges).split(" ") if self.merges else []
-        if len(halves) != 2 * len(self.merges):
-            bad = next(merge for merge in self.merges if merge.count(" ") != 1)
-            raise ModelFileError(f"tokenizer.ggml.merges: expected two tokens and a space in each, found {bad!r}.")
-        try:
-            model = models.BPE(
-                vocab=vocab, merges=list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=cut.ignore_merges
-            )
-        except Exception as error:
-            raise ModelFileError(f"the vocabulary and its merges contradict each other: {error}") from error
-        backend = Backend(model)
-        if (normalizer := cut.normalizer()) is not None:
-            backend.normalizer = normalizer
-        backend.pre_tokenizer = cut.pieces()
-        backend.decoder = decoders.ByteLevel()
-        add_tokens(
-            backend,
-            [AddedToken(self.tokens[i], special=flag, normalized=False) for i, flag in sorted(self.added.items())],
-        )
-        set_wrapping(backend, [self.tokens[i] for i in self.prefix], [self.tokens[i] for i in self.suffix])
-        return backend
-
-
 class Tokenizer:
     """Text to ids and back. Safe to use from several threads.
 
@@ -85,12 +41,12 @@ class Tokenizer:
     `bos_token_id in prefix_ids`.
     """
 
-    def __init__(self, backend: Backend, facts: VocabularyFacts, source: BytePairs | None = None) -> None:
+    def __init__(self, backend: Backend, facts: VocabularyFacts, recipe: Recipe | None = None) -> None:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self.facts = facts
-        self._source = source
+        self._recipe = recipe
         self.vocab_size = facts.vocab_size
         self.bos_token_id = facts.bos_token_id
         self.eos_token_ids = facts.eos_token_ids
@@ -190,7 +146,7 @@ class Tokenizer:
 
     def _make_bytes(self, token_id: int) -> bytes:
         if (added := self._added.get(token_id)) is not None:
-            return added.content.encode()
+            return (added.content if self._byte_level else added.content.replace(SPACE, " ")).encode()
         token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""
@@ -201,7 +157,7 @@ class Tokenizer:
                 return token.encode()
         if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
-        return token.replace(_SPACE, " ").encode()
+        return token.replace(SPACE, " ").encode()
 
     def _cut_decoder(self) -> None:
         """Find out whether each token stands for fixed bytes, as it does for every generating family."""
@@ -212,13 +168,13 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in kinds
         self.drops_first_space = ""
         known = self._byte_level
-        if kinds == ["Metaspace"] and parts[0].get("replacement") == _SPACE:
+        if kinds == ["Metaspace"] and parts[0].get("replacement") == SPACE:
             known = True
             if parts[0].get("prepend_scheme", "always") != "never":
                 self.drops_first_space = "token"
         elif kinds[:1] == ["Replace"] and set(kinds[1:]) <= {"ByteFallback", "Fuse", "Strip"}:
             strips = [part for part in parts if part["type"] == "Strip"]
-            known = parts[0].get("pattern") == {"String": _SPACE} and parts[0].get("content") == " "
+            known = parts[0].get("pattern") == {"String": SPACE} and parts[0].get("content") == " "
             known = known and strips in ([], [{"type": "Strip", "content": " ", "start": 1, "stop": 0}])
             self.drops_first_space = "text" if strips else ""
         self.decodes_bytes = known
@@ -236,10 +192,10 @@ class Tokenizer:
     def to_json(self) -> str:
         """Everything needed to build this tokenizer again, faster than from the model's files."""
         facts = {**vars(self.facts), "variables": dict(self.facts.variables)}
-        if self._source is None:
+        if self._recipe is None:
             return json.dumps({"facts": facts}) + "\n" + self.backend.to_str()
-        source = {**vars(self._source), "added": list(self._source.added.items())}
-        return json.dumps({"facts": facts, "pairs": True}) + "\n" + json.dumps(source, ensure_ascii=False)
+        recipe = json.dumps(recipe_to_dict(self._recipe), ensure_ascii=False)
+        return json.dumps({"facts": facts, "recipe": True}) + "\n" + recipe
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
@@ -249,12 +205,10 @@ class Tokenizer:
             header = json.loads(head)
             facts = header["facts"]
             facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
-            if not header.get("pairs"):
+            if not header.get("recipe"):
                 return cls(backend_from_json(body), VocabularyFacts(**facts))
-            source = json.loads(body)
-            source.update(added=dict(source["added"]), prefix=tuple(source["prefix"]), suffix=tuple(source["suffix"]))
-            pairs = BytePairs(**source)
-            return cls(pairs.build(), VocabularyFacts(**facts), pairs)
+            recipe = recipe_from_dict(json.loads(body))
+            return cls(recipe.build(), VocabularyFacts(**facts), recipe)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ModelFileError(f"the stored tokenizer is damaged ({error}); delete the packed file.") from error
 
@@ -270,15 +224,6 @@ def backend_from_json(text: str) -> Backend:
         raise
 
 
-def set_wrapping(backend: Backend, prefix: list[str], suffix: list[str]) -> None:
-    """Make `add_special_tokens` put these tokens before and after a text."""
-    names = [*prefix, *suffix]
-    if names:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[*prefix, "$A", *suffix], special_tokens=[(name, backend.token_to_id(name)) for name in set(names)]
-        )
-
-
 def _encode(backend: Backend, text: str, add_special_tokens: bool):
     try:
         return backend.encode(text, add_special_tokens=add_special_tokens)
@@ -286,17 +231,6 @@ def _encode(backend: Backend, text: str, add_special_tokens: bool):
         if not isinstance(text, str):
             raise ParameterError(f"expected text (str), found {type(text).__name__}.") from error
         raise ParameterError(f"the text is not valid Unicode (it holds a lone surrogate): {error}") from error
-
-
-def add_tokens(backend: Backend, tokens: list[AddedToken]) -> None:
-    """In the order given, since the library numbers tokens that the model lacks one after the other."""
-    run: list[AddedToken] = []
-    for token in [*tokens, None]:
-        if run and (token is None or token.special != run[-1].special):
-            (backend.add_special_tokens if run[-1].special else backend.add_tokens)(run)
-            run = []
-        if token is not None:
-            run.append(token)
 
 
 def _flat(decoder: dict) -> list[dict]:
