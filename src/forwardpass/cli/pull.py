@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from .. import catalog
 from .output import print_json, write
 from .progress import Progress
@@ -11,8 +13,10 @@ def run(name, json, **others) -> int:
     # "from" is a Python keyword, so the option cannot be a named parameter.
     with Progress() as progress:
         path = catalog.pull(name, sources=tuple(others["from"] or ()), progress=progress)
+    licence = catalog.find(name).licence
     if json:
-        print_json({"name": name, "path": str(path)})
+        print_json({"name": name, "path": str(path), "licence": licence})
     else:
         write(f"{path}\n")
+        print(f"{name}: licence {licence}", file=sys.stderr)
     return 0

@@ -15,6 +15,7 @@ merges before the last are those of shorter tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,8 +40,9 @@ def merges_from_scores(
     owner, cut, left, right = _cuts(ranked, lengths)
     cuts_of = np.bincount(owner, minlength=len(ranked))
     chosen = _last_cuts(lengths, owner, cut, left, right)
-    # Tokens with one cut have no choice, and those that have all their cuts no other.
+    # Tokens with one cut have no choice.
     unsure = np.flatnonzero(cuts_of > 1).tolist()
+    rank_of: dict[str, int] = {}
     while True:
         # The arrays are in order of owner, and owners in order of score.
         merges = [
@@ -48,19 +50,27 @@ def merges_from_scores(
         ]
         model = build(merges)
         broken = [i for i in unsure if len(model.tokenize(ranked[i])) != 1]
+        if broken and not rank_of:
+            rank_of = {token: rank for rank, token in enumerate(ranked)}
+        # Some tokens of real vocabularies can't be reached at all.
+        broken = [i for i in broken if _is_reached(ranked[i], rank_of)]
         if not broken:
             return merges, model
         chosen |= np.isin(owner, broken)
-        unsure = _holding(ranked, unsure, broken)
+        unsure = sorted(set(unsure) - set(broken))
 
 
-def _holding(ranked: list[str], unsure: list[int], broken: list[int]) -> list[int]:
-    """Those of `unsure` that the new merges of `broken` tokens could change."""
-    done = set(broken)
-    if len(broken) > 64:  # too many to look for one by one
-        return [i for i in unsure if i not in done]
-    parts = [ranked[i] for i in broken]
-    return [i for i in unsure if i not in done and any(part in ranked[i] for part in parts)]
+def _is_reached(text: str, rank_of: dict[str, int]) -> bool:
+    """Whether SentencePiece's own rule, followed literally, makes one token of this text."""
+    parts = list(text)
+    while len(parts) > 1:
+        joined = [rank_of.get(left + right, len(rank_of)) for left, right in itertools.pairwise(parts)]
+        best = min(joined)
+        if best == len(rank_of):
+            return False
+        at = joined.index(best)
+        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+    return True
 
 
 def _cuts(ranked: list[str], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
