@@ -13,11 +13,13 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "arrays.h"
 #include "cpu_features.h"
 #include "kernels.h"
 #include "pool.h"
+#include "stored_rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -69,6 +71,11 @@ struct Prepared {
   fp::Activations a;
   Aligned planes, sums, scale;
 };
+
+void check_row(int type, const ConstBytes& row, int64_t k) {
+  const fp::StoredType& stored = fp::stored_type(type);
+  require(k > 0 && k % stored.values == 0 && int64_t(row.size()) == fp::stored_row_bytes(stored, k), "stored row");
+}
 
 template <typename T>
 nb::ndarray<nb::numpy, T> copied(const T* from, std::initializer_list<size_t> shape) {
@@ -159,6 +166,42 @@ void bind_testing(nb::module_& parent) {
     fp::DenormalGuard guard;
     fp::kernels_for(isa).cap(x.data(), scale, softcap, int64_t(x.size()));
   }, "isa"_a, "x"_a, "scale"_a, "softcap"_a);
+
+  m.def("stored_type", [](const std::string& name) {
+    const fp::StoredType& t = fp::stored_type(fp::find_stored_type(name));
+    nb::dict out;
+    out["values"] = t.values;
+    out["bytes"] = t.bytes;
+    out["grouped"] = t.grouped;
+    out["least"] = t.least;
+    out["greatest"] = t.greatest;
+    out["with_min"] = t.with_min;
+    out["span"] = t.span;
+    return out;
+  }, "name"_a, "What native/stored_rows.h says of a stored type.");
+
+  m.def("stored_floats", [](const std::string& name, ConstBytes row, Floats out) {
+    int type = fp::find_stored_type(name);
+    check_row(type, row, int64_t(out.size()));
+    fp::read_floats(type, row.data(), int64_t(out.size()), out.data());
+  }, "name"_a, "row"_a, "out"_a, "One stored row as float32.");
+
+  m.def("stored_groups", [](const std::string& name, ConstBytes row, int64_t k) {
+    int type = fp::find_stored_type(name);
+    check_row(type, row, k);
+    require(fp::stored_type(type).grouped, "floats have no groups");
+    std::vector<fp::Group> groups(size_t(k / 16));
+    fp::read_groups(type, row.data(), k, groups.data());
+    std::vector<int8_t> q;
+    std::vector<float> d, minima;
+    for (const fp::Group& g : groups) {
+      q.insert(q.end(), g.q, g.q + 16);
+      d.push_back(g.d);
+      minima.push_back(g.m);
+    }
+    return nb::make_tuple(copied<int8_t>(q.data(), {q.size()}), copied<float>(d.data(), {d.size()}),
+                          copied<float>(minima.data(), {minima.size()}));
+  }, "name"_a, "row"_a, "k"_a, "(q int8 [k], d float32 [k / 16], m float32 [k / 16]) of one stored row.");
 
   m.def("run_pool", [](fp::Pool& pool, int64_t jobs) {
     std::unique_ptr<std::atomic<int64_t>[]> counts(new std::atomic<int64_t>[size_t(pool.size())]());

@@ -1,14 +1,16 @@
 """The value tables of GGUF's IQ types, for Python and (run as a script, while the kernels are built) for C++.
 
 A grid is a list of short vectors of `width` levels, and a block stores indices into it. Only the standard library is
-used here, for CMake runs this file by itself: `python iq_tables.py > iq_tables.inl`.
+used here, for CMake runs this file by itself: `python iq_tables.py iq_tables.inl`.
 """
 
 from __future__ import annotations
 
 import base64
+import sys
 import zlib
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -112,4 +114,4 @@ def _inl() -> str:
 
 
 if __name__ == "__main__":
-    print(_inl(), end="")
+    Path(sys.argv[1]).write_text(_inl())
