@@ -182,7 +182,7 @@ def test_gguf_defaults():
     ("llama.rope.dimension_count", 6, "part of each head"), ("llama.attention.sliding_window", 64, "window"),
     ("llama.expert_count", 8, "experts"), ("llama.attention.value_length", 16, "value width"),
     ("llama.attention.head_count_kv", [2, 4], "layer to layer"), ("llama.logit_scale", 0.5, "scaled logits"),
-    ("llama.something.new", 1, "this setting"), ("split.count", 3, "several parts"),
+    ("llama.something.new", 1, "this setting"),
 ])
 def test_gguf_what_is_not_implemented_is_named(key, value, said):
     with pytest.raises(UnsupportedModelError, match="not implemented") as error:
@@ -241,8 +241,7 @@ def test_fuzz_configs(name):
 def test_fuzz_gguf_metadata():
     from forwardpass.models.gguf_config import KNOWN, REFUSED
 
-    keys = sorted({*gguf(), *(f"llama.{key}" for key in KNOWN | REFUSED.keys()), "tokenizer.ggml.tokens",
-                   "split.count"})
+    keys = sorted({*gguf(), *(f"llama.{key}" for key in KNOWN | REFUSED.keys()), "tokenizer.ggml.tokens"})
     rng = np.random.default_rng(2)
     junk_arrays = [np.array([2, 2]), np.zeros((2, 2)), np.array([1.5]), np.array(["a"])]
     JUNK.extend(junk_arrays)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from forwardpass.errors import ForwardpassError
 from forwardpass.weights.dequantize import dequantize
-from forwardpass.weights.gguf import open_gguf
+from forwardpass.weights.gguf import TYPES, open_gguf
 from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import BLOCKS
 
@@ -40,6 +40,9 @@ def small_gguf(tmp_path_factory) -> bytes:
     writer.add_tensor("a.weight", rows)
     kind = gguf.GGMLQuantizationType.Q4_1
     writer.add_tensor("b.weight", gguf.quantize(rows, kind), raw_dtype=kind)
+    blocks = np.random.default_rng(7).integers(0, 256, (2, 1, 110), dtype=np.uint8)  # one of each IQ3_S and MXFP4 row
+    writer.add_tensor("k.weight", blocks[0], raw_dtype=gguf.GGMLQuantizationType.IQ3_S)
+    writer.add_tensor("m.weight", blocks[1, :, :102], raw_dtype=gguf.GGMLQuantizationType.MXFP4)
     writer.add_tensor("c.weight", np.ones(8, np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -158,6 +161,37 @@ def test_noise_after_the_magic(tmp_path):
     assert survives(open_gguf, tmp_path / "f.gguf", noise)[0] == 0
     zeros = b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 12) + bytes(1 << 17)
     assert survives(open_gguf, tmp_path / "f.gguf", [zeros])[0] == 0
+
+
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+def test_a_type_number_and_a_shape_that_lie(kind, gguf_bytes, tmp_path):
+    """Any type over any shape, in a file of 300 bytes of tensors: nothing is allocated for what isn't there."""
+    b, rng = gguf_bytes, random.Random(kind)
+    number = next(number for number, (name, *_) in TYPES.items() if name == kind)
+    files = []
+    for _ in range(60):
+        sizes = [1, 3, 16, 32, 64, 256, 512, 1 << 20, 1 << 40, (1 << 64) - 256]
+        dims = [rng.choice(sizes) for _ in range(rng.choice([1, 2, 3]))]
+        tensors = [b.tensor("t", dims, number, rng.choice([0, 32, 1 << 62]))]
+        files.append(b.file((), tensors, rng.randbytes(300)))
+    files.append(b.file((), [b.tensor("t", [BLOCKS[kind][0]], number)], rng.randbytes(300)))
+    opened, refused = survives(open_gguf, tmp_path / "f.gguf", files)
+    assert opened and refused
+
+
+def test_damaged_parts_of_a_split_file(gguf_bytes, tmp_path):
+    b, rng = gguf_bytes, random.Random(9)
+    parts = []
+    for i in range(2):
+        keys = [b.pair("split.no", "u16", i), b.pair("split.count", "u16", 2), b.pair("split.tensors.count", "i32", 2)]
+        parts.append(b.file(keys, [b.tensor("ab"[i], [8])], bytes(32)))
+    paths = [tmp_path / f"s-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for damaged in (0, 1):
+        for path, raw in zip(paths, parts, strict=True):
+            path.write_bytes(raw)
+        for damage in (flips, absurd_numbers, splices):
+            variants = damage(parts[damaged], rng, 150, len(parts[damaged]) - 32)
+            survives(lambda _: open_gguf(paths[0]), paths[damaged], variants)  # read through the first part
 
 
 def test_every_cut_of_a_safetensors_file(small_safetensors, tmp_path):

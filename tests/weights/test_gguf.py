@@ -12,6 +12,7 @@ import pytest
 
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.weights.gguf import TYPES, open_gguf
+from forwardpass.weights.source import BLOCKS
 
 HUGE = 1 << 63
 QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
@@ -203,7 +204,7 @@ HOSTILE = {
     "alignment 2^30": (lambda b: b.file([b.pair("general.alignment", "u32", 1 << 30)]), "power of two"),
     "alignment a string": (lambda b: b.file([b.pair("general.alignment", "string", "32")]), "of type uint32"),
     "alignment a float": (lambda b: b.file([b.pair("general.alignment", "f32", 32.0)]), "of type uint32"),
-    "tensor type 200": (lambda b: b.file((), [b.tensor("t", [8], 200)], bytes(64)), "type number 200"),
+    "tensor type 200": (lambda b: b.file((), [b.tensor("t", [8], 200)], bytes(64)), "number 200; .* 12 Q4_K, .* 39 MXFP4"),
     "tensor type removed": (lambda b: b.file((), [b.tensor("t", [32], 4)], bytes(64)), "type number 4"),
     "row not whole blocks": (lambda b: b.file((), [b.tensor("t", [33, 32], 2)], bytes(9999)), "multiple of 32"),
     "offset unaligned": (lambda b: b.file((), [b.tensor("t", [4], 0, 4)], bytes(64)), "multiple of 32"),
@@ -269,10 +270,25 @@ def test_tokens_that_are_not_utf8_are_named_when_read(tmp_path, gguf_bytes):
 
 def test_known_but_unsupported_types_list_the_supported_ones(tmp_path, gguf_bytes, refuses):
     b = gguf_bytes
-    tensors = [b.tensor("ok", [4]), b.tensor("k", [256], 12, 32), b.tensor("l", [256], 12, 192)]
+    tensors = [b.tensor("ok", [4]), b.tensor("k", [32], 9, 32), b.tensor("l", [32], 9, 96), b.tensor("m", [8], 26, 160)]
     path = write(tmp_path / "k.gguf", b.file((), tensors, bytes(400)))
-    message = refuses(open_gguf, path, "Q4_K", UnsupportedModelError)
-    assert "2 tensors" in message and "'k'" in message and "Q5_1" in message
+    message = refuses(open_gguf, path, "Q8_1", UnsupportedModelError)
+    assert "2 tensors" in message and "'k'" in message and "1 tensor of type I32" in message and "Q5_1" in message
+
+
+def test_every_type_of_whole_blocks_opens_and_no_other_row_does(tmp_path, gguf_bytes, refuses):
+    b = gguf_bytes
+    for number, (name, values, size) in TYPES.items():
+        if name not in BLOCKS:
+            continue
+        assert BLOCKS[name] == (values, size)
+        good = b.file((), [b.tensor("t", [2 * values, 3], number)], bytes(6 * size))
+        with open_gguf(write(tmp_path / "t.gguf", good)) as source:
+            assert source.tensors["t"].type == name and source.data("t").size == 6 * size
+        if values > 1:
+            bad = b.file((), [b.tensor("t", [2 * values - 1, 3], number)], bytes(6 * size))
+            refuses(open_gguf, write(tmp_path / "t.gguf", bad), f"multiple of {values} values in tensor 't'")
+    assert set(BLOCKS) <= {name for name, *_ in TYPES.values()}
 
 
 def test_big_endian_file_of_the_gguf_package(tmp_path, refuses):

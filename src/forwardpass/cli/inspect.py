@@ -68,7 +68,9 @@ def _open(path: Path):
 def _file_bytes(path: Path) -> int:
     if path.is_dir():
         return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return path.stat().st_size
+    from ..weights.gguf_parts import gguf_files
+
+    return sum(file.stat().st_size for file in gguf_files(path))
 
 
 def _short(value):

@@ -50,7 +50,6 @@ def fields_of(metadata: Mapping, tensors: Mapping, architecture: str) -> Fields:
     general = Fields(metadata, "GGUF metadata")
     if general.text("general.architecture") != architecture:
         general.wrong("general.architecture", repr(architecture), general.get("general.architecture"))
-    general.refuse({"split.count": ((0, 1), "a GGUF file in several parts (join them with a GGUF tool first)")})
     fields = Fields(metadata, "GGUF metadata", prefix=f"{architecture}.")
     fields.refuse(REFUSED)
     fields.only(KNOWN | REFUSED.keys())

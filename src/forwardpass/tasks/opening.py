@@ -21,6 +21,7 @@ from forwardpass.models.loading import load_weights
 from forwardpass.models.network import Network
 from forwardpass.weights import packed
 from forwardpass.weights.gguf import open_gguf
+from forwardpass.weights.gguf_parts import gguf_files
 from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
@@ -88,7 +89,7 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     source, settings = open_source(path)
     with source:
         checkpoint = registry.read(source, settings.values if settings else None)
-        files = sorted(f for f in path.glob("*.safetensors")) if path.is_dir() else [path]
+        files = sorted(f for f in path.glob("*.safetensors")) if path.is_dir() else gguf_files(path)
         key = packed.source_key([*files, path / "config.json"] if path.is_dir() else files, dtype)
         cache = config.cache_dir()
         tokenizer, weights = _both(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from forwardpass.errors import UnsupportedModelError
+from forwardpass.weights.gguf_parts import check_part, part_paths
 from forwardpass.weights.gguf_values import Cursor, Metadata
 from forwardpass.weights.source import BLOCKS, MappedFile, MappedSource, TensorInfo, damaged
 
@@ -65,6 +67,9 @@ _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 3
 EXPECTED_TYPES = {
     "general.architecture": ("string",),
     "general.alignment": ("uint32",),
+    "split.count": _INTEGERS,
+    "split.no": _INTEGERS,
+    "split.tensors.count": _INTEGERS,
     "tokenizer.ggml.model": ("string",),
     "tokenizer.ggml.pre": ("string",),
     "tokenizer.ggml.tokens": ("array of string",),
@@ -79,13 +84,55 @@ EXPECTED_TYPES = {
 """Keys that carry one meaning in every file. Scores stored as bytes, say, would be read as other numbers."""
 
 
-def open_gguf(path: str | os.PathLike[str]) -> MappedSource:
-    """Opens a GGUF file as a `Source`. Nothing of the tensors is read yet; close it, or use it in a `with`.
+class _Part(NamedTuple):
+    """One file. tensors: name -> what it is and its first byte in the file."""
 
-    Raises ModelFileError when the file is missing, truncated, corrupt or contradicts itself, and
+    file: MappedFile
+    metadata: Metadata
+    tensors: dict[str, tuple[TensorInfo, int]]
+
+
+def open_gguf(path: str | os.PathLike[str]) -> MappedSource:
+    """Opens a GGUF file as a `Source`, with all parts of a split model if it is one of them. Nothing of the tensors is
+    read yet; close it, or use it in a `with`.
+
+    Raises ModelFileError when a file is missing, truncated, corrupt or contradicts itself or the other parts, and
     UnsupportedModelError for version 1, big-endian files and tensor types that can't be read.
     """
     path = Path(path)
+    named = _open_part(path)
+    opened, parts = [named], []
+    try:
+        for other in part_paths(path, named.metadata):
+            if other != path:
+                opened.append(_open_part(other))
+            parts.append(named if other == path else opened[-1])
+        return _join(path, parts)
+    except BaseException:
+        for part in opened:
+            part.file.close()
+        raise
+
+
+def _join(path: Path, parts: list[_Part]) -> MappedSource:
+    metadata = parts[0].metadata
+    tensors: dict[str, TensorInfo] = {}
+    places: dict[str, tuple[MappedFile, int]] = {}
+    for number, part in enumerate(parts):
+        if len(parts) > 1:
+            check_part(part.file.path, part.metadata, number, metadata)
+        for name, (info, start) in part.tensors.items():
+            if name in tensors:
+                raise damaged(part.file.path, "every tensor in one part", f"{name!r} again")
+            tensors[name], places[name] = info, (part.file, start)
+    expected = metadata.get("split.tensors.count", len(tensors))
+    if len(parts) > 1 and expected != len(tensors):
+        raise damaged(path, f"{expected} tensors in its {len(parts)} parts together", str(len(tensors)))
+    _check_types(path, tensors)
+    return MappedSource(path, "gguf", [part.file for part in parts], tensors, places, metadata)
+
+
+def _open_part(path: Path) -> _Part:
     file = MappedFile(path)
     try:
         return _read(path, file)
@@ -94,7 +141,7 @@ def open_gguf(path: str | os.PathLike[str]) -> MappedSource:
         raise
 
 
-def _read(path: Path, file: MappedFile) -> MappedSource:
+def _read(path: Path, file: MappedFile) -> _Part:
     cursor = Cursor(file.map, path)
     tensor_count, pair_count = _read_counts(cursor)
     metadata = Metadata(path)
@@ -113,15 +160,7 @@ def _read(path: Path, file: MappedFile) -> MappedSource:
         records[info.name] = info, offset
     start = -(-cursor.position // alignment) * alignment
     _check_ranges(path, records, start, file.size, alignment)
-    _check_types(path, records)
-    return MappedSource(
-        path,
-        "gguf",
-        [file],
-        {name: info for name, (info, _) in records.items()},
-        {name: (file, start + offset) for name, (_, offset) in records.items()},
-        metadata,
-    )
+    return _Part(file, metadata, {name: (info, start + offset) for name, (info, offset) in records.items()})
 
 
 def _read_counts(cursor: Cursor) -> tuple[int, int]:
@@ -160,7 +199,9 @@ def _read_record(cursor: Cursor) -> tuple[TensorInfo, int]:
     number = cursor.u32(f"the type of {what}")
     offset = cursor.u64(f"the offset of {what}")
     if number not in TYPES:
-        raise damaged(path, f"a known tensor type for {what}", f"type number {number}")
+        known = ", ".join(f"{known} {name}" for known, (name, *_) in TYPES.items())
+        advice = f"the file is damaged, or newer than this reader, which knows {known}"
+        raise damaged(path, f"a known tensor type for {what}", f"type number {number}", advice)
     type_name, values, size = TYPES[number]
     if 0 in dimensions:
         raise damaged(path, f"dimensions of at least 1 in {what}", str(dimensions))
@@ -192,9 +233,9 @@ def _check_ranges(
         end, previous = offset + info.nbytes, info.name
 
 
-def _check_types(path: Path, records: dict[str, tuple[TensorInfo, int]]) -> None:
+def _check_types(path: Path, tensors: dict[str, TensorInfo]) -> None:
     unsupported: dict[str, list[str]] = {}
-    for info, _ in records.values():
+    for info in tensors.values():
         if info.type not in BLOCKS:
             unsupported.setdefault(info.type, []).append(info.name)
     if unsupported:
