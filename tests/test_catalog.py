@@ -442,3 +442,8 @@ def test_hub_gives_a_folder_or_a_file(monkeypatch, tmp_path):
     assert calls[-1][0] == ("org/name",) and calls[-1][1]["revision"] == "r"
     assert catalog.resolve("hf:org/name/x.gguf") == tmp_path / "x.gguf"
     assert calls[-1][0] == ("org/name", "x.gguf")
+    del calls[:]
+    fake.hf_hub_download = lambda *a, **k: calls.append((a, k)) or str(tmp_path / a[1])
+    assert catalog.resolve("hf:org/name/q/x-00002-of-00003.gguf@r") == tmp_path / "q/x-00002-of-00003.gguf"
+    assert [call[0][1] for call in calls] == [f"q/x-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert {call[1]["revision"] for call in calls} == {"r"}

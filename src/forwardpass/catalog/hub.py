@@ -1,4 +1,5 @@
-"""`hf:org/name`, `hf:org/name@revision` and `hf:org/name/FILE.gguf`, through huggingface_hub, imported only here."""
+"""`hf:org/name`, `hf:org/name@revision` and `hf:org/name/FILE.gguf` (with all parts of a split file), through
+huggingface_hub, imported only here."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import FetchError, ParameterError
+from ..weights.gguf_parts import part_names
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 
@@ -34,7 +36,9 @@ def fetch(text: str) -> Path:
         ) from None
     try:
         if file is not None:
-            return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
+            parts = {name: huggingface_hub.hf_hub_download(repository, name, revision=revision)
+                     for name in part_names(file)}
+            return Path(parts[file])
         # "*/*": only the repository's top level; exports for other programs lie in its folders.
         folder = Path(
             huggingface_hub.snapshot_download(

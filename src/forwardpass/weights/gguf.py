@@ -120,7 +120,7 @@ def _join(path: Path, parts: list[_Part]) -> MappedSource:
     places: dict[str, tuple[MappedFile, int]] = {}
     for number, part in enumerate(parts):
         if len(parts) > 1:
-            check_part(part.file.path, part.metadata, number, metadata)
+            check_part(part.file.path, part.metadata, number, len(parts), metadata)
         for name, (info, start) in part.tensors.items():
             if name in tensors:
                 raise damaged(part.file.path, "every tensor in one part", f"{name!r} again")

@@ -18,10 +18,20 @@ from forwardpass.weights.source import damaged
 _NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
+def part_names(name: str) -> Iterator[str]:
+    """The names of all parts, in order, of the model that a file of this name is a part of; `name` if it is none."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        yield name
+        return
+    for number in range(1, int(match[3]) + 1):
+        yield f"{match[1]}-{number:05}-of-{match[3]}.gguf"
+
+
 def gguf_files(path: Path) -> list[Path]:
-    """The files of the model that `path` is, or is a part of, as far as its name tells: only those that exist."""
-    match = _NAME.fullmatch(path.name)
-    return [part for part in _parts(path, match) if part.exists()] if match else [path]
+    """The files of the model that `path` is, or is a part of, as far as names tell. Parts that are missing are left
+    out."""
+    return [part for part in map(path.with_name, part_names(path.name)) if part == path or part.exists()]
 
 
 def part_paths(path: Path, metadata: Mapping) -> list[Path]:
@@ -41,7 +51,7 @@ def part_paths(path: Path, metadata: Mapping) -> list[Path]:
             "give the parts the names under which they were published",
         )
     paths = []
-    for part in _parts(path, match):
+    for part in map(path.with_name, part_names(path.name)):
         paths.append(part)
         if not os.path.exists(part):
             raise ModelFileError(
@@ -51,9 +61,9 @@ def part_paths(path: Path, metadata: Mapping) -> list[Path]:
     return paths
 
 
-def check_part(path: Path, metadata: Metadata, number: int, first: Metadata) -> None:
-    """Part `number` (from 0) belongs to the model whose first part has the metadata `first`."""
-    for key, expected in (("split.no", number), ("split.count", first["split.count"])):
+def check_part(path: Path, metadata: Metadata, number: int, count: int, first: Metadata) -> None:
+    """Part `number` (from 0) of `count` belongs to the model whose first part has the metadata `first`."""
+    for key, expected in (("split.no", number), ("split.count", count)):
         if metadata.get(key) != expected:
             raise damaged(path, f"{key} {expected}, as its name says", str(metadata.get(key)))
     for key in ("split.tensors.count", "general.architecture"):
@@ -65,7 +75,3 @@ def check_part(path: Path, metadata: Metadata, number: int, first: Metadata) -> 
                 "the parts belong to different models: fetch them again",
             )
 
-
-def _parts(path: Path, match: re.Match[str]) -> Iterator[Path]:
-    for i in range(1, int(match[3]) + 1):
-        yield path.with_name(f"{match[1]}-{i:05}-of-{match[3]}.gguf")
