@@ -25,7 +25,7 @@ from forwardpass.weights.gguf_parts import gguf_files
 from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
-from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
+from forwardpass.weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
 
 _ARITHMETIC = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
 
@@ -64,7 +64,7 @@ def read_tokenizer(path: Path, source: Source) -> Tokenizer | None:
     """The model's tokenizer, or None if a directory holds none: token ids can be used all the same."""
     if not path.is_dir():
         return tokenizer_from_gguf(source.metadata)
-    return tokenizer_from_directory(path) if (path / "tokenizer.json").exists() else None
+    return tokenizer_from_directory(path) if has_tokenizer(path) else None
 
 
 def _tokenizer(path: Path, source: Source, cache: Path, key: str) -> Tokenizer | None:

@@ -10,11 +10,9 @@ import numpy as np
 
 from ..errors import ModelFileError, UnsupportedModelError
 from .pretokenizers import pretokenizer
-from .recipes import SPACE, BytePairs, Recipe, ScoredPairs, Spaces, Unigrams, WordPieces
-from .score_merges import merges_from_scores
+from .recipes import SPACE, BytePairs, Recipe, Spaces, WordPieces
+from .sentence_pieces import CONTROL, NORMAL, UNKNOWN, Pieces, added_tokens, build_pairs, build_unigrams
 from .tokenizer import Tokenizer, VocabularyFacts
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _END_MARKS = frozenset(
     ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>",
@@ -73,7 +71,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     prefix = (ids["bos"],) if ids["bos"] is not None and add_bos else ()
     suffix = (closing,) if closing is not None and add_eos else ()
     if ids["unknown"] is None:
-        ids["unknown"] = next((i for i, type_ in enumerate(types) if type_ == _UNKNOWN), None)
+        ids["unknown"] = next((i for i, type_ in enumerate(types) if type_ == UNKNOWN), None)
 
     backend, recipe = make(get, tokens, types, ids, prefix, suffix)
     variables = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -92,14 +90,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _ends(tokens: list[str], types: list[int], ids: Mapping[str, int | None]) -> tuple[int, ...]:
     ends = [ids["eos"], ids["eot"], ids["eom"]]
-    marks = {tokens[i]: i for i, type_ in enumerate(types) if type_ in (_CONTROL, _UNKNOWN) and tokens[i] in _END_MARKS}
+    marks = {tokens[i]: i for i, type_ in enumerate(types) if type_ in (CONTROL, UNKNOWN) and tokens[i] in _END_MARKS}
     if any(pair <= marks.keys() for pair in _HARMONY):
         marks.pop("<|end|>", None)
     return tuple(dict.fromkeys(i for i in [*ends, *sorted(marks.values())] if i is not None))
-
-
-def _added(types: list[int]) -> dict[int, bool]:
-    return {i: type_ != _USER_DEFINED for i, type_ in enumerate(types) if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)}
 
 
 # -- one function a type: (backend, recipe)
@@ -108,29 +102,16 @@ _Made = tuple[Any, Recipe]
 
 
 def _byte_pairs(get: _Metadata, tokens, types, ids, prefix, suffix) -> _Made:
-    recipe = BytePairs(tokens, get.strings("merges"), get.text("pre"), _added(types), prefix, suffix)
+    recipe = BytePairs(tokens, get.strings("merges"), get.text("pre"), added_tokens(types), prefix, suffix)
     return recipe.build(), recipe
 
 
 def _scored_pairs(get: _Metadata, tokens, types, ids, prefix, suffix) -> _Made:
-    bare = ScoredPairs(tokens, [], _added(types), ids["unknown"], _BYTE in types, _spaces(get), prefix, suffix)
-    scores = get.scores(len(tokens))
-    # Unused tokens are joined too, and a space is never left in a prepared text.
-    ordinary = [i for i, type_ in enumerate(types) if type_ in (_NORMAL, _UNUSED) and " " not in tokens[i]]
-    merges, model = merges_from_scores([tokens[i] for i in ordinary], scores[ordinary], bare.model)
-    recipe = ScoredPairs(**{**vars(bare), "merges": [f"{left} {right}" for left, right in merges]})
-    return recipe.build(model), recipe
+    return build_pairs(Pieces(tokens, get.scores(len(tokens)), types, ids["unknown"], _spaces(get), prefix, suffix))
 
 
 def _unigrams(get: _Metadata, tokens, types, ids, prefix, suffix) -> _Made:
-    scores = get.scores(len(tokens))
-    normal = [i for i, type_ in enumerate(types) if type_ == _NORMAL]
-    # Scores of other tokens mean nothing, and the library takes the least of all as a base for what is unknown.
-    least = float(scores[normal].min()) if normal else 0.0
-    kept = [score if type_ == _NORMAL else least for score, type_ in zip(scores.tolist(), types, strict=True)]
-    hidden = tuple(i for i, type_ in enumerate(types) if type_ in (_UNKNOWN, _CONTROL, _UNUSED))
-    recipe = Unigrams(tokens, kept, _added(types), ids["unknown"], _BYTE in types, hidden, _spaces(get), prefix, suffix)
-    return recipe.build(), recipe
+    return build_unigrams(Pieces(tokens, get.scores(len(tokens)), types, ids["unknown"], _spaces(get), prefix, suffix))
 
 
 def _word_pieces(get: _Metadata, tokens, types, ids, prefix, suffix) -> _Made:
@@ -142,7 +123,7 @@ def _word_pieces(get: _Metadata, tokens, types, ids, prefix, suffix) -> _Made:
             token if alone else token[1:] if token.startswith(SPACE) else "##" + token
             for token, alone in zip(tokens, special, strict=True)
         ]
-    added = {**_added(types), **{i: True for i in (*prefix, *suffix, ids["padding"]) if i is not None}}
+    added = {**added_tokens(types), **{i: True for i in (*prefix, *suffix, ids["padding"]) if i is not None}}
     mask = get.token("mask_token_id", len(tokens), None)
     added |= {i: True for i in (ids["unknown"], mask) if i is not None}
     # Files from before the key do not say whether capital letters matter; a vocabulary that has them does.
@@ -224,7 +205,7 @@ class _Metadata:
     def integers(self, key: str, size: int) -> list[int]:
         value = self._get(key)
         if value is None:
-            return [_NORMAL] * size
+            return [NORMAL] * size
         if not isinstance(value, (list, tuple)) or len(value) != size:
             found = len(value) if hasattr(value, "__len__") else value
             raise self._wrong(key, f"{size} numbers, one for each token", found)

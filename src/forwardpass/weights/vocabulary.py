@@ -10,36 +10,49 @@ from tokenizers import AddedToken, processors
 
 from ..errors import ModelFileError, UnsupportedModelError
 from .gguf_vocabulary import tokenizer_from_gguf
+from .hf_forms import older_form
 from .recipes import add_tokens, set_wrapping
 from .tokenizer import Tokenizer, VocabularyFacts, backend_from_json
 
-__all__ = ["Tokenizer", "tokenizer_from_directory", "tokenizer_from_gguf"]
+__all__ = ["Tokenizer", "has_tokenizer", "tokenizer_from_directory", "tokenizer_from_gguf"]
 
 _MAX_JSON = 256 * 2**20
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def tokenizer_from_directory(path: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory: tokenizer.json, tokenizer_config.json, special_tokens_map.json and the
-    chat template in any of its places (chat_template.jinja, chat_template.json, tokenizer_config.json).
+def has_tokenizer(path: Path) -> bool:
+    """Whether a Hugging Face directory holds a tokenizer in a form that can be read."""
+    return (path / "tokenizer.json").is_file() or older_form(path) is not None
 
-    Raises ModelFileError for a missing or damaged file.
+
+def tokenizer_from_directory(path: str | Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory: tokenizer.json or an older form (hf_forms), tokenizer_config.json,
+    special_tokens_map.json and the chat template in any of its places (chat_template.jinja, chat_template.json,
+    tokenizer_config.json).
+
+    Raises ModelFileError for a missing or damaged file, UnsupportedModelError for a form that is not implemented.
     """
     path = Path(path)
-    if not (path / "tokenizer.json").is_file():
-        forms = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-        if others := [name for name in forms if (path / name).is_file()]:
-            raise UnsupportedModelError(
-                f"{path} has {', '.join(others)} but no tokenizer.json; expected tokenizer.json. "
-                "Save the tokenizer once in the fast form."
-            )
-        raise ModelFileError(f"{path} has no tokenizer.json; expected one beside the model's config.json.")
-    backend = backend_from_json(_read(path / "tokenizer.json"))
     config = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
+    variables = {name: text for name in _NAMED if (text := _token_text(config.get(name))) is not None}
+    current = (path / "tokenizer.json").is_file()
+    if current:
+        backend = backend_from_json(_read(path / "tokenizer.json"))
+    elif (read := older_form(path)) is not None:
+        backend, variables = read(path, config, variables)
+    elif (path / "sentencepiece.bpe.model").is_file():
+        raise UnsupportedModelError(
+            f"{path} has sentencepiece.bpe.model but no tokenizer.json; that form numbers its tokens differently for "
+            "every family. Save the tokenizer once as tokenizer.json."
+        )
+    else:
+        raise ModelFileError(
+            f"{path} has no tokenizer.json; expected one beside the model's config.json, or tokenizer.model, "
+            "vocab.json with merges.txt, or vocab.txt."
+        )
 
     added = backend.get_added_tokens_decoder()
     add_tokens(backend, [token for i, token in _declared(config) if i not in added])
-    variables = {name: text for name in _NAMED if (text := _token_text(config.get(name))) is not None}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     add_tokens(
         backend,
@@ -49,7 +62,7 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
             if text not in known and backend.token_to_id(text) is not None
         ],
     )
-    if "add_bos_token" in config or "add_eos_token" in config:
+    if current and ("add_bos_token" in config or "add_eos_token" in config):
         # The two switches overrule tokenizer.json, as they do in transformers.
         prefix = [variables["bos_token"]] if config.get("add_bos_token") and "bos_token" in variables else []
         suffix = [variables["eos_token"]] if config.get("add_eos_token") and "eos_token" in variables else []

@@ -1,0 +1,137 @@
+"""The older forms of a tokenizer in a Hugging Face directory: tokenizer.model, vocab.json with merges.txt, vocab.txt.
+
+Which one a directory has decides everything; where the files leave something open, the defaults are those of the
+transformers class that reads this form (Llama and T5, GPT-2, BERT).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from ..errors import ModelFileError, UnsupportedModelError
+from .recipes import BytePairs, WordPieces
+from .sentence_pieces import build_pairs, build_unigrams, read_piece_file
+
+PIECE_FILES = ("tokenizer.model", "spiece.model")
+_CUTTERS = {
+    "GPT2Tokenizer": "gpt-2", "RobertaTokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2",
+}  # fmt: skip
+"""How words are cut, by the class that tokenizer_config.json declares; vocab.json says nothing of it."""
+_BERT_TOKENS = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "CLS", "SEP", "PAD", "MASK")}
+
+Names = Mapping[str, str]
+"""Special tokens by role (bos_token, ...), as the directory's JSON files name them."""
+
+
+def older_form(path: Path) -> Callable[[Path, dict, Names], tuple[Backend, dict[str, str]]] | None:
+    """The reader for what lies in the directory, None if nothing does.
+
+    A reader takes (path, tokenizer_config, names) and gives (backend, names with those of the vocabulary itself).
+    """
+    if any((path / name).is_file() for name in PIECE_FILES):
+        return _piece_file
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return _byte_pairs
+    if (path / "vocab.txt").is_file():
+        return _word_pieces
+    return None
+
+
+def _piece_file(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
+    file = read_piece_file(next(path / name for name in PIECE_FILES if (path / name).is_file()))
+    tokens = file.pieces.tokens
+    ids = {"bos_token": file.bos, "eos_token": file.eos, "unk_token": file.pieces.unknown, "pad_token": file.pad}
+    names = {**{name: tokens[i] for name, i in ids.items() if i is not None}, **names}
+    place = {token: i for i, token in enumerate(tokens)}
+
+    def around(name: str, default: bool) -> tuple[int, ...]:
+        return (place[names[name]],) if config.get(f"add_{name}", default) and names.get(name) in place else ()
+
+    pairs = file.kind == "bpe"
+    pieces = replace(file.pieces, prefix=around("bos_token", pairs), suffix=around("eos_token", not pairs))
+    backend, _ = (build_pairs if pairs else build_unigrams)(pieces)
+    return backend, dict(names)
+
+
+def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
+    kind = config.get("tokenizer_class") or "GPT2Tokenizer"
+    pre = _CUTTERS.get(kind.removesuffix("Fast"))
+    vocab = _json(path / "vocab.json")
+    if pre is None or config.get("add_prefix_space") or any(token.endswith("</w>") for token in vocab):
+        raise UnsupportedModelError(
+            f"{path} has vocab.json and merges.txt of a {kind}; without a tokenizer.json only the byte-level "
+            f"vocabularies of {', '.join(_CUTTERS)} can be read. Save the tokenizer once as tokenizer.json."
+        )
+    tokens = _by_id(vocab, path / "vocab.json")
+    lines = _text(path / "merges.txt").split("\n")
+    merges = [line for line in lines if line and not line.startswith("#version")]
+    extra = _json(path / "added_tokens.json") if (path / "added_tokens.json").is_file() else {}
+    for token, i in sorted(extra.items(), key=lambda item: item[1]):
+        if token not in vocab:
+            tokens += [f"[EMPTY_{hole}]" for hole in range(len(tokens), i)] + [token]
+    if "<|endoftext|>" in vocab:
+        names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", **names}
+    place = {token: i for i, token in enumerate(tokens)}
+    special = {place[token] for token in names.values() if token in place}
+    added = {i: True for i in special} | {place[token]: True for token in extra}
+    prefix, suffix = _class_and_separator(names, place)
+    return BytePairs(tokens, merges, pre, added, prefix, suffix).build(), dict(names)
+
+
+def _word_pieces(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
+    tokens = [line.rstrip("\r") for line in _text(path / "vocab.txt").split("\n")]
+    if tokens and not tokens[-1]:
+        tokens.pop()
+    place = {token: i for i, token in enumerate(tokens)}
+    if len(place) != len(tokens):
+        raise ModelFileError(f"{path / 'vocab.txt'} holds a token twice; expected one token a line.")
+    names = {**{name: token for name, token in _BERT_TOKENS.items() if token in place}, **names}
+    if names.get("unk_token") not in place:
+        raise ModelFileError(f"{path / 'vocab.txt'} lacks the unknown token {names.get('unk_token', '[UNK]')!r}.")
+    added = {place[token]: True for token in names.values() if token in place}
+    lower = bool(config.get("do_lower_case", True))
+    accents = config.get("strip_accents")
+    prefix, suffix = _class_and_separator(names, place)
+    recipe = WordPieces(
+        tokens, added, place[names["unk_token"]], lower, lower if accents is None else bool(accents), prefix, suffix
+    )
+    return recipe.build(), dict(names)
+
+
+def _class_and_separator(names: Names, place: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if names.get("cls_token") in place and names.get("sep_token") in place:
+        return (place[names["cls_token"]],), (place[names["sep_token"]],)
+    return (), ()
+
+
+def _by_id(vocab: dict[str, Any], path: Path) -> list[str]:
+    ids = list(vocab.values())
+    if not ids or not all(type(i) is int and 0 <= i < 10_000_000 for i in ids) or len(set(ids)) != len(ids):
+        raise ModelFileError(f"{path}: expected every token with an id of its own.")
+    tokens = [f"[EMPTY_{i}]" for i in range(max(ids) + 1)]
+    for token, i in vocab.items():
+        tokens[i] = token
+    return tokens
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}") from error
+
+
+def _json(path: Path) -> dict:
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: expected a JSON object, found {type(value).__name__}.")
+    return value
