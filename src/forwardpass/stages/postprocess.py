@@ -60,7 +60,9 @@ class Choice:
         self._facts = facts
         self._decode = tokenizer.decode if params.bad_words else None
         self._sampler = sampler.Sampler(params, facts, prompt_ids, index)
-        self._stream = TextStream(tokenizer) if text_stream is None else text_stream
+        # After a special token a new text begins; after ordinary ones the answer goes on with theirs.
+        continues = bool(self.prompt_ids) and self.prompt_ids[-1] not in facts.special_ids
+        self._stream = TextStream(tokenizer, continues=continues) if text_stream is None else text_stream
         self._stops = StopStrings(params.stop, include=params.include_stop)
         self._texts: list[str] = []
         self._ends = effective_end_ids(

@@ -28,6 +28,16 @@ _HARMONY = frozenset(("<|return|>", "<|call|>")), frozenset(("<|calls|>", "<|flu
 _IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls")
 """Keys `..._token_id`; "seperator" is how the format spells it."""
 
+_MIDDLE_KEYS = {
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "repo": ("fim_rep",),
+    "file": ("fim_sep",),
+}
+"""Keys `..._token_id` for filling in a middle, the newer spelling first."""
+
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a GGUF file, from its `tokenizer.*` metadata (plain Python values or NumPy arrays).
@@ -84,8 +94,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         pad_token_id=ids["padding"],
         chat_template=template if isinstance(template, str) else None,
         variables={name: tokens[ids[key]] for name, key in variables.items() if ids[key] is not None},
+        middle_ids=_middle_ids(get, len(tokens)),
     )
     return Tokenizer(backend, facts, recipe)
+
+
+def _middle_ids(get: _Metadata, size: int) -> dict[str, int]:
+    found = {role: [get.token(f"{key}_token_id", size, None) for key in keys] for role, keys in _MIDDLE_KEYS.items()}
+    return {role: named[0] for role, ids in found.items() if (named := [i for i in ids if i is not None])}
 
 
 def _ends(tokens: list[str], types: list[int], ids: Mapping[str, int | None]) -> tuple[int, ...]:

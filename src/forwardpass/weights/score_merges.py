@@ -8,9 +8,9 @@ One merge a token is therefore enough, which is half as much to load as all of t
 Which cut it is: two cuts of a token contradict each other, because forming a half of the one joins characters on both
 sides of the other; the cut that is crossed later remains. Where every token scores less than its halves, as in trained
 vocabularies, the times of crossing are the ranks of shorter tokens, so tokens are worked through by length.
-Vocabularies may have been edited since, so the result is checked by encoding every token that had a choice, and one that does not
-come out whole gets all its cuts. Tokens that come out whole have the right cut, by induction over their length: the
-merges before the last are those of shorter tokens.
+Vocabularies may have been edited since, so the result is checked by encoding every token that had a choice, and one
+that does not come out whole, though it should, gets all its cuts. Tokens that come out whole have the right cut, by
+induction over their length: the merges before the last are those of shorter tokens.
 """
 
 from __future__ import annotations

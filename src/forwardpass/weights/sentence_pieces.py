@@ -91,7 +91,7 @@ class PieceFile:
 
 
 def read_piece_file(path: Path) -> PieceFile:
-    """Raises ModelFileError for a damaged file and UnsupportedModelError for a kind of model that is not implemented."""
+    """Raises ModelFileError for a damaged file, UnsupportedModelError for a kind of model that is not implemented."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -20,6 +20,7 @@ class VocabularyFacts:
 
     eos_token_ids: every token that the tokenizer's own files call an end of text or of a turn
     variables:     strings a chat template may use (bos_token, eos_token, ...)
+    middle_ids:    tokens for filling in a middle, by role (prefix, suffix, middle, pad, repo, file)
     vocab_size:    rows of the vocabulary, holes included
     """
 
@@ -31,6 +32,7 @@ class VocabularyFacts:
     chat_template: str | None = None
     model_max_length: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    middle_ids: Mapping[str, int] = field(default_factory=dict)
 
 
 class Tokenizer:
@@ -192,6 +194,7 @@ class Tokenizer:
     def to_json(self) -> str:
         """Everything needed to build this tokenizer again, faster than from the model's files."""
         facts = {**vars(self.facts), "variables": dict(self.facts.variables)}
+        facts["middle_ids"] = dict(self.facts.middle_ids)
         if self._recipe is None:
             return json.dumps({"facts": facts}) + "\n" + self.backend.to_str()
         recipe = json.dumps(recipe_to_dict(self._recipe), ensure_ascii=False)
