@@ -149,6 +149,7 @@ class Unigrams:
             names |= {_BYTE_NAME.format(byte) for byte in range(256)}
         if starts := _first_of(names):
             # The library has no notion of a hidden token: a cut behind its first character keeps it from being found.
+            # (Unknown characters on both sides of such a cut stay two.)
             cuts.append(pre_tokenizers.Split(Regex(starts), behavior="merged_with_previous"))
         if self.bytes and not names <= set(self.tokens):
             # The library fuses unknown characters, then writes either all or none of them as bytes. With all 256 byte
