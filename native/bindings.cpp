@@ -93,6 +93,14 @@ struct PyProgram {
     matrices.push_back(nb::borrow(matrix));
     return nb::cast<PyMatrix&>(matrix).matrix;
   }
+  // (matrix, bias or None); n: the rows it must have, 0 = any.
+  fp::LinearPart part(nb::handle pair, int64_t n, int64_t k) {
+    nb::tuple both = nb::cast<nb::tuple>(pair);
+    require(nb::len(both) == 2, "a product is a matrix and its bias");
+    const fp::Matrix& w = hold(both[0]);
+    require((!n || w.n == n) && w.k == k, "an expert's matrix has another shape");
+    return {w, floats(nb::cast<std::optional<ConstFloats>>(both[1]), w.n), 0};
+  }
 };
 
 fp::Op make_op(fp::OpKind kind, const std::string& label) {
@@ -318,6 +326,40 @@ NB_MODULE(_native, m) {
           require(fp::act_kind(w.format) == fp::act_kind(op.parts[0].w.format),
                   "weights that share an input must share a kind of activation");
         }
+        self.program.add(std::move(op));
+      })
+      .def("experts", [](PyProgram& self, int in, int out, int norm_kind, float eps, std::optional<ConstFloats> weight,
+                         std::optional<ConstFloats> bias, nb::tuple router, nb::list mlps,
+                         std::optional<nb::tuple> shared, std::optional<nb::tuple> shared_gate, int64_t chosen,
+                         bool normalise, int act, int mode, float scale, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Experts, label);
+        op.in = in;
+        op.out = out;
+        op.mode = fp::Mode(mode);
+        op.act = fp::Act(act);
+        op.scale = scale;
+        const int64_t width = self.program.width(in);
+        require(width == self.program.width(out), "experts answer in the width of their input");
+        op.norm = self.norm(norm_kind, eps, weight, bias, width);
+        auto experts = std::make_shared<fp::Experts>();
+        experts->count = int64_t(nb::len(mlps));
+        experts->chosen = chosen;
+        experts->normalise = normalise;
+        require(chosen > 0 && chosen <= experts->count, "more experts chosen than there are");
+        experts->router = self.part(router, experts->count, width);
+        auto add = [&](nb::tuple parts) {
+          require(nb::len(parts) == 3, "an expert is gate, up and down");
+          fp::LinearPart gate = self.part(parts[0], 0, width), up = self.part(parts[1], gate.w.n, width);
+          require(fp::act_kind(gate.w.format) == fp::act_kind(up.w.format),
+                  "weights that share an input must share a kind of activation");
+          experts->mlps.push_back({gate, up, self.part(parts[2], width, gate.w.n)});
+        };
+        for (nb::handle mlp : mlps) add(nb::cast<nb::tuple>(mlp));
+        if (shared) add(*shared);
+        require(!shared_gate || shared, "a gate without a shared expert");
+        experts->gated = shared_gate.has_value();
+        if (shared_gate) experts->shared_gate = self.part(*shared_gate, 1, width);
+        op.experts = std::move(experts);
         self.program.add(std::move(op));
       })
       .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,

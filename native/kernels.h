@@ -207,6 +207,10 @@ struct Kernels {
   void (*clip)(float* x, float limit, int64_t k);
   // x[i] * scale if softcap is 0, else softcap * tanh(x[i] * scale / softcap), the division as a product with 1 / softcap.
   void (*cap)(float* x, float scale, float softcap, int64_t k);
+  // The `chosen` greatest of n scores, greatest first, the lowest index first among equals, and their softmax over all n;
+  // normalise: divided by the sum of the chosen ones, added in that order. scores is overwritten.
+  void (*route)(float* scores, int64_t n, int64_t chosen, bool normalise, int32_t* which, float* share);
+  float (*sigmoid)(float x);
 };
 
 constexpr int64_t matmul_scratch(int64_t k) { return 4 * 16 * round_up(k, kBlockK) + 64 * 1024; }

@@ -11,22 +11,11 @@ namespace {
 
 // Up to this many rows every thread prepares all activations for itself, which is cheaper than a barrier.
 constexpr int64_t kOwnRows = 4;
-// Up to this many rows each thread first has contiguous panels of its own, one stream of weights, and only the last part
-// is taken as threads come free; above, all panels are. So a thread that the machine slows holds nobody up for long
-// (measured: 5 to 10% of a decode step on a shared machine).
-constexpr int64_t kStreamRows = 8;
 constexpr int64_t kOwnPercent = 80;
 // Working memory from this size on lies in huge pages: outputs of a row are kilobytes apart, a page each otherwise.
 constexpr int64_t kHugeFrom = 1 << 20;
-constexpr int64_t kChunk = 4;  // panels taken at a time
 // What a thread asks for of its next stream of weights before it waits for the others: hides the latency of its start.
 constexpr int64_t kFetchAhead = 4096;
-
-int64_t activation_bytes(ActKind kind, int64_t rows, int64_t k) {
-  Activations a{kind, rows, k, nullptr, nullptr, nullptr};
-  return round_up(a.tiles() * a.tile_bytes(), 64) + round_up(2 * a.rows_pad() * (a.k_pad() / kGroup) * 4, 64) +
-         round_up(a.rows_pad() * 4, 64);
-}
 
 // sin and cos of x >= 0 in double precision: reduction by multiples of pi/2 in three parts, Taylor polynomials.
 void sin_cos(double x, double& sine, double& cosine) {
@@ -70,21 +59,12 @@ void Program::Memory::reserve(int64_t wanted) {
   bytes = wanted;
 }
 
-Activations Program::activations(const Op& op, const Step& step, uint8_t* memory) const {
-  const Matrix& w = op.parts[0].w;
-  Activations a{act_kind(w.format), step.rows, w.k, memory, nullptr, nullptr};
-  uint8_t* sums = memory + round_up(a.tiles() * a.tile_bytes(), 64);
-  a.sums = reinterpret_cast<int32_t*>(sums);
-  a.scale = reinterpret_cast<float*>(sums + round_up(2 * a.rows_pad() * (a.k_pad() / kGroup) * 4, 64));
-  return a;
-}
-
 void Program::prepare_memory(const Step& step) {
   buffers_.resize(widths_.size());
   scratch_.resize(size_t(pool_->size()));
   for (size_t i = 0; i < widths_.size(); ++i)
     if (!bound_[i]) buffers_[i].reserve(step.rows * widths_[i] * 4 + 64);
-  int64_t shared = 0, own = 0, scratch = 0, common = 64;
+  int64_t shared = 0, own = 0, scratch = 0, common = 64, mixture = 0;
   for (Op& op : ops_) {
     if (op.kind == OpKind::Linear || op.kind == OpKind::Gated) {
       const Matrix& w = op.parts[0].w;
@@ -93,6 +73,11 @@ void Program::prepare_memory(const Step& step) {
       scratch = std::max(scratch, matmul_scratch(w.k) + round_up(w.k, kBlockK) * 4);
     }
     if (op.kind == OpKind::Positions || op.kind == OpKind::AddNormed) scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
+    if (op.kind == OpKind::Experts) {
+      mixture = std::max(mixture, Mixture(*op.experts, step.rows, nullptr).bytes);
+      for (const GatedMlp& mlp : op.experts->mlps)
+        for (int64_t k : {mlp.gate.w.k, mlp.down.w.k}) scratch = std::max(scratch, matmul_scratch(k));
+    }
     if (op.kind == OpKind::Attention) {
       if (op.rotary) op.rotary->reserve(step.last_position + 1);
       scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, step.longest_context));
@@ -101,9 +86,10 @@ void Program::prepare_memory(const Step& step) {
   }
   shared_activations_.reserve(shared);
   common_.reserve(common);
+  experts_memory_.reserve(mixture);
   for (auto& memory : scratch_) memory.reserve(round_up(own, 64) + scratch);
-  if (!counters_) counters_.reset(new std::atomic<int64_t>[ops_.size()]);
-  for (size_t i = 0; i < ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
+  if (!counters_) counters_.reset(new std::atomic<int64_t>[2 * ops_.size()]);
+  for (size_t i = 0; i < 2 * ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
 }
 
 // The panels of all parts of an op, one part after the other. A gated pair counts once: one thread makes up, then gate.
@@ -124,6 +110,7 @@ int64_t Program::first_panel(int64_t total, int64_t rows, int64_t tid, int64_t s
 void Program::fetch_ahead(size_t index, int64_t rows, const Team& team) const {
   for (size_t i = index + 1; i < ops_.size(); ++i) {
     const Op& op = ops_[i];
+    if (op.kind == OpKind::Experts) return;  // which of them is not known yet
     if (op.kind != OpKind::Linear && op.kind != OpKind::Gated) continue;
     int64_t first = first_panel(panels(op), rows, team.tid, team.size);
     // A gated op reads `up`, its second part, first.
@@ -142,11 +129,11 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
   uint8_t* scratch = own;
   Activations x;
   if (rows <= kOwnRows) {
-    x = activations(op, step, own);
+    x = place_activations(op.parts[0].w, rows, own);
     scratch = own + round_up(activation_bytes(x.kind, rows, x.k), 64);
     for (int64_t r = 0; r < rows; ++r) kernels_.prepare(op.norm, in + r * in_width, x, r, scratch);
   } else {
-    x = activations(op, step, shared_activations_.data);
+    x = place_activations(op.parts[0].w, rows, shared_activations_.data);
     for (int64_t r = rows * team.tid / team.size; r < rows * (team.tid + 1) / team.size; ++r)
       kernels_.prepare(op.norm, in + r * in_width, x, r, scratch);
     team.barrier();
@@ -174,11 +161,7 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
       first = last;
     }
   };
-  const int64_t mine = first_panel(total, rows, 1, team.size), shared = mine * team.size;
-  take(mine * team.tid, mine * (team.tid + 1));
-  const int64_t chunk = rows <= kStreamRows ? std::max<int64_t>(1, (total - shared) / (team.size * 4)) : kChunk;
-  for (int64_t begin; shared < total && (begin = shared + counters_[index].fetch_add(chunk)) < total;)
-    take(begin, std::min(total, begin + chunk));
+  share_panels(total, rows, counters_[size_t(index)], team, take);
   if (rows <= kStreamRows) fetch_ahead(size_t(index), rows, team);
   team.barrier();
 }
@@ -226,6 +209,7 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
   switch (op.kind) {
     case OpKind::Linear:
     case OpKind::Gated: linear(op, index, step, team); return;
+    case OpKind::Experts: experts(op, index, step, team); return;
     case OpKind::Attention: {
       Attention a = op.attention;
       if (op.rotary) { a.cos = op.rotary->cos(); a.sin = op.rotary->sin(); }

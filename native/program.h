@@ -2,12 +2,14 @@
 // a stage and step, however many layers there are. Every thread of the pool walks the list and meets the others at
 // barriers between operations.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "experts.h"
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
@@ -31,25 +33,29 @@ class RotaryTable {
   std::vector<float> cos_, sin_;
 };
 
-
-struct LinearPart {
-  Matrix w;
-  const float* bias;
-  int64_t column;  // where its outputs begin in the output buffer
+enum class OpKind : int {
+  Embed, Positions, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Experts, Attention
 };
-
-enum class OpKind : int { Embed, Positions, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Attention };
 
 // A thread computes its own rows of these and reads nothing else that they write.
 constexpr bool row_wise(OpKind kind) { return kind <= OpKind::Clip; }
+// Whether it is worth waking the other threads for a few rows of it.
+constexpr bool is_heavy(OpKind kind) { return kind >= OpKind::Linear; }
 
+
+// Up to this many rows each thread first has contiguous panels of its own, one stream of weights, and only the last part
+// is taken as threads come free; above, all panels are. So a thread that the machine slows holds nobody up for long
+// (measured: 5 to 10% of a decode step on a shared machine).
+constexpr int64_t kStreamRows = 8;
+constexpr int64_t kChunk = 4;  // panels taken at a time
 
 struct Op {
   OpKind kind = OpKind::Norm;
   std::string label;  // what explain calls it
   int in = -1, out = -1;
   Norm norm;
-  float scale = 1;                // Embed, AddNormed, Cap
+  std::shared_ptr<const fp::Experts> experts;
+  float scale = 1;                // Embed, AddNormed, Cap, Experts
   float limit = 0;                // Clip; the soft limit of Cap
   int64_t offset = 0;             // Positions
   int64_t column = 0, heads = 1, head_dim = 0;  // HeadNorm, Clip: `heads` segments of head_dim columns from `column`
@@ -86,7 +92,7 @@ class Program {
 
   int add_buffer(int64_t width) { widths_.push_back(width); return int(widths_.size()) - 1; }
   void add(Op op) {
-    heavy_ = heavy_ || op.kind == OpKind::Linear || op.kind == OpKind::Gated || op.kind == OpKind::Attention;
+    heavy_ = heavy_ || is_heavy(op.kind);
     if (!ops_.empty() && row_wise(ops_.back().kind) && row_wise(op.kind)) ops_.back().meet = false;
     ops_.push_back(std::move(op));
   }
@@ -115,7 +121,16 @@ class Program {
   void run_op(Op& op, int index, const Step& step, const Team& team);
   void run_rows(const Op& op, const Step& step, const Team& team);
   void linear(Op& op, int index, const Step& step, const Team& team);
-  Activations activations(const Op& op, const Step& step, uint8_t* memory) const;
+  void experts(const Op& op, int index, const Step& step, const Team& team);  // experts.cpp
+  // Calls take(begin, end) with panels out of [0, total) until all threads together have taken every one.
+  template <typename Take>
+  void share_panels(int64_t total, int64_t rows, std::atomic<int64_t>& counter, const Team& team, const Take& take) {
+    const int64_t mine = first_panel(total, rows, 1, team.size), shared = mine * team.size;
+    if (mine) take(mine * team.tid, mine * (team.tid + 1));
+    const int64_t chunk = rows <= kStreamRows ? std::max<int64_t>(1, (total - shared) / (team.size * 4)) : kChunk;
+    for (int64_t begin; shared < total && (begin = shared + counter.fetch_add(chunk)) < total;)
+      take(begin, std::min(total, begin + chunk));
+  }
   float* buffer(int id) const { return bound_[size_t(id)] ? bound_[size_t(id)] : reinterpret_cast<float*>(buffers_[size_t(id)].data); }
 
   std::shared_ptr<Pool> pool_;
@@ -125,10 +140,10 @@ class Program {
   std::vector<int64_t> widths_;
   std::vector<float*> bound_;
   std::vector<Memory> buffers_;
-  Memory shared_activations_, common_;
+  Memory shared_activations_, common_, experts_memory_;
+  std::vector<ExpertRows> expert_rows_;
   std::vector<Memory> scratch_;
-  std::unique_ptr<std::atomic<int64_t>[]> counters_;
-
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;  // two for every operation
 };
 
 }  // namespace fp

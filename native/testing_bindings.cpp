@@ -203,6 +203,20 @@ void bind_testing(nb::module_& parent) {
                           copied<float>(minima.data(), {minima.size()}));
   }, "name"_a, "row"_a, "k"_a, "(q int8 [k], d float32 [k / 16], m float32 [k / 16]) of one stored row.");
 
+  m.def("route", [](const std::string& isa, Floats scores, int64_t chosen, bool normalise) {
+    require(chosen > 0 && chosen <= int64_t(scores.size()), "arguments");
+    fp::DenormalGuard guard;
+    std::vector<int32_t> which(static_cast<size_t>(chosen), -1);
+    std::vector<float> share(which.size(), 0.0f);
+    fp::kernels_for(isa).route(scores.data(), int64_t(scores.size()), chosen, normalise, which.data(), share.data());
+    return nb::make_tuple(copied(which.data(), {which.size()}), copied(share.data(), {share.size()}));
+  }, "isa"_a, "scores"_a, "chosen"_a, "normalise"_a, "(indices int32, shares float32) of the chosen; scores are used up.");
+
+  m.def("sigmoid", [](const std::string& isa, float x) {
+    fp::DenormalGuard guard;
+    return fp::kernels_for(isa).sigmoid(x);
+  }, "isa"_a, "x"_a);
+
   m.def("run_pool", [](fp::Pool& pool, int64_t jobs) {
     std::unique_ptr<std::atomic<int64_t>[]> counts(new std::atomic<int64_t>[size_t(pool.size())]());
     std::atomic<int64_t> late{0};

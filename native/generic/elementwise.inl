@@ -168,3 +168,26 @@ inline void exp_shifted_row(const float* in, float shift, float* out, int64_t n)
     vstore_n(out + i, vexp(vsub(vload_n(in + i, left), by)), left);
   }
 }
+
+inline void route_row(float* scores, int64_t n, int64_t chosen, bool normalise, int32_t* which, float* share) {
+  int64_t held = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t at = held;
+    while (at > 0 && scores[i] > scores[which[at - 1]]) --at;
+    if (at >= chosen) continue;
+    held = held < chosen ? held + 1 : held;
+    for (int64_t j = held - 1; j > at; --j) which[j] = which[j - 1];
+    which[at] = int32_t(i);
+  }
+  exp_shifted_row(scores, scores[which[0]], scores, n);
+  float total = row_sum(scores, n), sum = 0.0f;
+  for (int64_t j = 0; j < chosen; ++j) sum += share[j] = scores[which[j]] / total;
+  if (normalise)
+    for (int64_t j = 0; j < chosen; ++j) share[j] = share[j] / sum;
+}
+
+inline float sigmoid_of(float x) {
+  float y;
+  vstore_n(&y, vsigmoid(vset(x)), 1);
+  return y;
+}

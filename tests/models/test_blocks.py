@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 
 from forwardpass.backends import native
 from forwardpass.contracts import PAGE
+from forwardpass.models import costs
 from forwardpass.models.blocks import Weights
 from forwardpass.models.network import Network
 from forwardpass.models.rotary import rotary
-from forwardpass.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import HEAD
-from kernel_tools import pack_floats
+from kernel_tools import ISAS, pack_floats
 from numpy_model import numpy_logits, random_weights
 
 RMS, LAYER, BIASED = NormSpec("rms", 1e-6), NormSpec("layer", 1e-5), NormSpec("layer", 1e-5, bias=True)
@@ -32,6 +34,12 @@ def attention(layer=PRE, **changes):
     return replace(layer, attention=replace(layer.attention, **changes))
 
 
+def mixture(**changes):
+    experts = ExpertsSpec(**dict(count=7, chosen=3) | changes)
+    return replace(PRE, mlp=MlpSpec("gated", 36, "silu", experts=experts))
+
+
+MOE = mixture()
 SPECS = {
     "plain": model(PRE, PRE),
     "embedding scaled, tied": model(PRE, embed_scale=28**0.5, tied=True),
@@ -61,6 +69,18 @@ SPECS = {
     "no positions": model(PRE, attention(rotary=None)),
     "two rotary bases": model(PRE, attention(rotary=rotary(10, 1e6))),
     "layers that differ": model(PRE, attention(qkv_bias=True), replace(PRE, mlp=PLAIN), replace(PRE, parallel=True)),
+    "experts": model(*2 * [MOE]),
+    "experts, not normalised": model(mixture(normalise=False)),
+    "all experts": model(mixture(chosen=7)),
+    "one expert": model(mixture(count=1, chosen=1, normalise=False)),
+    "shared expert": model(mixture(shared_size=20)),
+    "shared expert with a gate": model(*2 * [mixture(shared_size=44, shared_gate=True, chosen=1)]),
+    "experts with biases, scaled": model(replace(mixture(shared_size=36), residual_scale=0.3,
+                                                 mlp=replace(MOE.mlp, bias=True, activation="gelu_tanh"))),
+    "experts in parallel": model(replace(MOE, parallel=True, mlp_norm=None), replace(MOE, parallel=True)),
+    "experts, norms around": model(replace(MOE, post_attention_norm=RMS, post_mlp_norm=RMS, residual_scale=0.5)),
+    "experts, order post": model(replace(mixture(shared_size=20, shared_gate=True), order="post")),
+    "experts, no norm": model(replace(MOE, mlp_norm=None)),
     **{f"q and k norm {norm.kind} {shape}{' bias' * norm.bias}": model(attention(qk_norm=norm, qk_norm_shape=shape))
        for norm in (RMS, LAYER, BIASED) for shape in ("head", "heads", "all")},
     **{f"activation {act}": model(replace(PRE, mlp=replace(mlp, activation=act)))
@@ -117,3 +137,104 @@ def test_programs_mean_what_the_spec_says(case):
     exact = numpy_logits(spec, weights, ids)
     got = whole(network(spec, weights), ids)
     assert np.abs(got - exact).max() <= 2e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("case", SPECS)
+def test_every_operation_has_a_cost(case):
+    """What a program records and what costs.py counts are called the same."""
+    spec = SPECS[case]
+    weights = random_weights(spec)
+    net = network(spec, weights)
+    nbytes = {name: array.nbytes for name, array in weights.items()}
+    counted = costs.stage_costs(spec, nbytes, [1], [0], "float32")
+    for stage, recorded in net.timings().items():
+        named = {op for op, cost in counted[stage].items() if cost.flops or cost.read}
+        assert named <= set(recorded) <= set(costs.STAGES[stage])
+        assert set(recorded) - named <= ({"norm"} if spec.final_norm is None else set())  # then it is a copy
+    every = costs.stage_costs(spec, nbytes, [1000], [0], "float32")  # so many rows need every expert
+    lookups = every["embed"]["embed"].read if not spec.embed_size and not spec.embed_norm else None
+    if lookups is not None:
+        read = sum(cost.read for ops in every.values() for op, cost in ops.items() if op not in ("embed", "attention"))
+        table = 0 if spec.tied else nbytes["embed.tokens.weight"]
+        assert read == sum(nbytes.values()) - table - nbytes.get("embed.positions.weight", 0)
+
+
+@pytest.mark.parametrize("format", ["F32", "BF16", "Q8C", "Q4"])
+@pytest.mark.parametrize("case", ["experts", "shared expert with a gate", "experts in parallel",
+                                  "parallel, norms around", "norms around, scaled", "q and k norm layer heads bias",
+                                  "logits scaled and capped", "order post", "clipped and normalised",
+                                  "narrow embedding"])
+def test_bits_do_not_depend_on_company_chunks_threads_or_instructions(case, format):
+    """Alone and whole on one thread gives the bits of a batch, of chunks, of single tokens, and of every table."""
+    spec = SPECS[case]
+    weights = random_weights(spec)
+    texts = [tokens(count, seed) for seed, count in enumerate((70, 3, 21, 1))]
+    one = network(spec, weights, format=format, kv_dtype="bfloat16")
+    expected = [whole(one, ids) for ids in texts]
+    assert all(np.isfinite(logits).all() for logits in expected)
+    two = network(spec, weights, threads=2, format=format, kv_dtype="bfloat16")
+    for net in (one, two):
+        assert np.array_equal(Texts(net, texts).step([len(ids) for ids in texts]), np.concatenate(expected))
+        got, together = [[] for _ in texts], Texts(net, texts)
+        for counts in ([1, 2, 0, 1], [40, 1, 5, 0], [1, 0, 1, 0], [28, 0, 15, 0]):
+            rows = iter(together.step(counts))
+            for i, count in enumerate(counts):
+                got[i] += [next(rows) for _ in range(count)]
+        assert np.array_equal(np.concatenate(got), np.concatenate(expected))
+    for isa in ISAS:
+        net = network(spec, weights, threads=2, format=format, kv_dtype="bfloat16", isa=isa)
+        assert np.array_equal(whole(net, texts[2]), expected[2]), isa
+
+
+def test_experts_of_mixed_formats():
+    """Files store some experts in more bits than others, and the router as floats."""
+    spec, ids = SPECS["shared expert with a gate"], tokens(40)
+    weights = random_weights(spec)
+    exact = whole(network(spec, weights), ids)
+    packed = {}
+    formats, format = itertools.cycle(["Q8C", "F32", "BF16", "F16", "F32"]), "F32"
+    for name, array in weights.items():
+        if array.ndim == 2:
+            format = next(formats) if name.endswith(("gate.weight", "down.weight")) else format  # up as gate
+            packed[name] = pack_floats(format if ".mlp." in name else "F32", array).matrix()
+    vectors = {name: array for name, array in weights.items() if array.ndim == 1}
+    got = [whole(Network(spec, Weights(packed, vectors), native.NativeBackend(threads), "float32"), ids)
+           for threads in (1, 2)]
+    assert np.array_equal(*got)
+    assert np.abs(got[0] - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_experts_that_do_not_fit_are_refused():
+    backend = native.NativeBackend(1)
+    rng = np.random.default_rng(0)
+
+    def part(n, k):
+        return pack_floats("F32", rng.standard_normal((n, k)).astype(np.float32)).matrix(), None
+
+    good = dict(norm=None, router=part(3, 8), experts=[(part(5, 8), part(5, 8), part(8, 5))] * 3, chosen=2,
+                normalise=True, activation="silu", label="experts")
+    gate_only_integer = (pack_floats("Q8C", np.ones((5, 8), np.float32)).matrix(), None)
+    for wrong in (dict(chosen=4), dict(chosen=0), dict(router=part(4, 8)), dict(router=part(3, 9)), dict(experts=[]),
+                  dict(experts=[(part(5, 8), part(6, 8), part(8, 5))] * 3), dict(shared_gate=part(1, 8)),
+                  dict(experts=[(part(5, 8), part(5, 8), part(8, 6))] * 3),
+                  dict(experts=[(gate_only_integer, part(5, 8), part(8, 5))] * 3),
+                  dict(shared=(part(4, 8), part(4, 8), part(8, 4)), shared_gate=part(2, 8))):
+        program = backend.program()
+        with pytest.raises(ValueError):
+            program.experts(program.buffer(8), program.buffer(8), **good | wrong)
+    program.experts(program.buffer(8), program.buffer(8), **good)
+
+
+def test_rows_that_all_want_one_expert():
+    """Whatever the router says: here every row gets the same two experts, the others none."""
+    spec, ids = SPECS["experts"], tokens(33)
+    weights = random_weights(spec)
+    for layer in range(2):
+        router = weights[f"layers.{layer}.mlp.router.weight"]
+        router[:] = 0  # equal scores: the lowest numbers win
+    exact, net = numpy_logits(spec, weights, ids), network(spec, weights, threads=2)
+    assert np.abs(whole(net, ids) - exact).max() <= 2e-5 * np.abs(exact).max()
+    for e in range(3, 7):
+        for layer in range(2):
+            weights[f"layers.{layer}.mlp.experts.{e}.down.weight"][:] = np.nan  # nobody reads them
+    assert np.array_equal(whole(network(spec, weights, threads=2), ids), whole(net, ids))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from forwardpass.models import costs, registry
 from forwardpass.models.costs import Cost
+from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from forwardpass.models.weight_rows import targets
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,20 @@ def test_gpt2_counts_biases_and_positions(tiny):
     assert step["decode"]["qkv"] == Cost(2 * flops, 2 * floats * 4)
     assert step["decode"]["norm"] == Cost(48 * 7, 2 * 48 * 4)
     assert costs.parameters(made.checkpoint.spec) == sum(p.numel() for p in made.model.parameters())
+
+
+@pytest.mark.parametrize(("rows", "distinct"), [(1, 2), (2, 4), (3, 6), (4, 6), (100, 6)])
+def test_experts_by_hand(rows, distinct):
+    """Of six experts each row reads two; a step reads no more than there are. All count operations for each row."""
+    mlp = MlpSpec("gated", 5, "silu", experts=ExpertsSpec(6, 2, shared_size=7, shared_gate=True))
+    layer = LayerSpec(None, AttentionSpec(1, 1, 8, 1.0), NormSpec("rms", 1e-5), mlp)
+    spec = ModelSpec("test", 8, 9, 10, (layer,), None, True).check()
+    nbytes = {name: 4 * math.prod(shape) for name, shape in targets(spec).items()}
+    step = costs.stage_costs(spec, nbytes, [rows], [0])["decode"]
+    expert, shared, router = 3 * 5 * 8, 3 * 7 * 8, 6 * 8 + 8
+    assert step["experts"] == Cost(rows * (2 * (2 * expert + shared + router) + 4 * 8),
+                                   4 * (distinct * expert + shared + router + 8))
+    assert step["gate_up"] == step["down"] == Cost()
 
 
 def test_stages_and_ops_are_complete(real):

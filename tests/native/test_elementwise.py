@@ -160,6 +160,41 @@ def test_cap(isa, scale, softcap):
     assert softcap == 0 or np.abs(got[np.isfinite(got)]).max() <= softcap
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("normalise", [False, True])
+def test_route(isa, normalise):
+    for count in (1, 2, 7, 16, 33, 128):
+        for chosen in sorted({1, min(2, count), min(8, count), count}):
+            scores = vectors(count)[0] * 3
+            which, share = _native.testing.route(isa, scores.copy(), chosen, normalise)
+            exact = np.exp(scores.astype(np.float64) - scores.max())
+            exact /= exact.sum()
+            best = np.argsort(-scores, kind="stable")[:chosen]
+            assert np.array_equal(which, best)
+            expected = exact[best] / (exact[best].sum() if normalise else 1)
+            assert np.abs(share / expected - 1).max() < 2e-6
+            other = _native.testing.route("scalar", scores.copy(), chosen, normalise)
+            assert same(which, other[0]) and same(share, other[1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_route_among_equals_and_strange_scores(isa):
+    """The lowest number first; whatever the scores, the chosen are different and exist."""
+    which, share = _native.testing.route(isa, np.array([1, 3, 2, 3, 3, 2], np.float32), 4, True)
+    assert which.tolist() == [1, 3, 4, 2] and share[0] == share[1] == share[2] > share[3]
+    for strange in ([np.nan] * 5, [1, np.nan, 2, np.nan, 3], [np.inf, 1, np.inf, 0, -np.inf], [-np.inf] * 5):
+        which, share = _native.testing.route(isa, np.array(strange, np.float32), 3, True)
+        assert len(set(which.tolist())) == 3 and which.min() >= 0 and which.max() < 5
+        assert same(share, _native.testing.route("scalar", np.array(strange, np.float32), 3, True)[1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_sigmoid(isa):
+    for x in (-200.0, -3.0, -0.1, 0.0, 1.0, 50.0):
+        got = _native.testing.sigmoid(isa, x)
+        assert abs(got - 1 / (1 + np.exp(-x))) < 1e-6 and got == _native.testing.sigmoid("scalar", x)
+
+
 @pytest.mark.parametrize("theta, dim", [(10000.0, 64), (100000.0, 16), (1e6, 128)])
 def test_rotary_table(theta, dim):
     """Angles are rounded to float32, as the reference implementations do; cos and sin of them are exact to float32."""

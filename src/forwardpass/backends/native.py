@@ -116,6 +116,11 @@ class NativeProgram:
     def gated(self, source, out, gate, up, *, norm, activation, label):
         self.native.linear(source, out, *_norm_arguments(norm), [gate, up], 0, _ACTIVATIONS[activation], True, label)
 
+    def experts(self, source, out, *, norm, router, experts, shared=None, shared_gate=None, chosen, normalise,
+                activation, mode="add", scale=1.0, label):
+        self.native.experts(source, out, *_norm_arguments(norm), router, list(experts), shared, shared_gate, chosen,
+                            normalise, _ACTIVATIONS[activation], _MODES[mode], scale, label)
+
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary, label):
         self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
                                 KV_DTYPES.index(kv_dtype), rotary, label)

@@ -23,6 +23,10 @@ class NormWeights:
     bias: np.ndarray | None = None
 
 
+Linear = tuple[Any, np.ndarray | None]
+"""A packed matrix and its bias."""
+
+
 class Program(Protocol):
     """Operations append themselves in order. Buffers are named by the ints that `buffer` returns.
 
@@ -57,16 +61,27 @@ class Program(Protocol):
     def gather(self, source: int, out: int, *, label: str) -> None:
         """out[i] = source[wanted[i]]."""
 
-    def linear(self, source: int, out: int, parts: Sequence[tuple[Any, np.ndarray | None]], *, norm: NormWeights | None,
+    def linear(self, source: int, out: int, parts: Sequence[Linear], *, norm: NormWeights | None,
                mode: str = "store", activation: str | None = None, label: str) -> None:
         """Norm, then the product with each (matrix, bias) of parts, whose outputs lie side by side in `out`.
 
         mode "store": out = act(y);  "add": out += y.
         """
 
-    def gated(self, source: int, out: int, gate: tuple[Any, np.ndarray | None], up: tuple[Any, np.ndarray | None], *,
-              norm: NormWeights | None, activation: str, label: str) -> None:
+    def gated(self, source: int, out: int, gate: Linear, up: Linear, *, norm: NormWeights | None, activation: str,
+              label: str) -> None:
         """out = act(gate(norm(x))) * up(norm(x))."""
+
+    def experts(self, source: int, out: int, *, norm: NormWeights | None, router: Linear,
+                experts: Sequence[tuple[Linear, Linear, Linear]], shared: tuple[Linear, Linear, Linear] | None = None,
+                shared_gate: Linear | None = None, chosen: int, normalise: bool, activation: str, mode: str = "add",
+                scale: float = 1.0, label: str) -> None:
+        """A mixture of gated MLPs, each (gate, up, down), over x = norm(source).
+
+        Scores are the softmax of router(x). The `chosen` greatest (the lowest number first among equals) answer, by
+        rank: sum of score * expert(x), the scores divided by their sum if `normalise`; then sigmoid(shared_gate(x)) *
+        shared(x) is added, or shared(x). out += scale * that ("add") or out = scale * that ("store").
+        """
 
     def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
                   scale: float, window: int, kv_dtype: str, rotary: Any | None, label: str) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forwardpass.backends.protocol import NormWeights, Program
-from forwardpass.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RotarySpec
+from forwardpass.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotarySpec
+from forwardpass.models.weight_rows import mlp_widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +82,16 @@ class _Layers:
         second = self.weights.norm(at + "mlp_norm", layer.mlp_norm)
         qkv = self._qkv(at, layer.attention, first if pre else None)
         if layer.parallel:  # what reads x must do so before anything is added to it
-            inner = self._inner(at, layer.mlp, second or first)
+            inner = self._inner(at, layer, second or first)
         mixed = self._attention(i, layer.attention, qkv)
         self._join(mixed, at + "attention.out", layer, at + "post_attention_norm", layer.post_attention_norm, "out")
         if first and not pre:
             self.program.norm(self.hidden, self.hidden, first, label="out")
         if not layer.parallel:
-            inner = self._inner(at, layer.mlp, second if pre else None)
-        self._join(inner, at + "mlp.down", layer, at + "post_mlp_norm", layer.post_mlp_norm, "down")
+            inner = self._inner(at, layer, second if pre else None)
+        self._finish_mlp(at, layer, inner)
         if second and not pre:
-            self.program.norm(self.hidden, self.hidden, second, label="down")
+            self.program.norm(self.hidden, self.hidden, second, label="experts" if layer.mlp.experts else "down")
 
     def _buffer(self, kind: str, width: int) -> int:
         """One buffer for each kind and width, shared by all layers."""
@@ -126,8 +127,12 @@ class _Layers:
                                rotary=self._rotary(a.rotary), label="attention")
         return mixed
 
-    def _inner(self, at: str, m: MlpSpec, norm: NormWeights | None) -> int:
-        """The activations between the two halves of an MLP."""
+    def _inner(self, at: str, layer: LayerSpec, norm: NormWeights | None) -> int:
+        """The first half of an MLP: the activations between its products. Of a mixture it is all: the answer, which
+        may already be added to the residual stream."""
+        m = layer.mlp
+        if m.experts:
+            return self._experts(at, layer, norm)
         inner = self._buffer("inner", m.intermediate_size)
         up = self.weights.linear(at + "mlp.up")
         if m.kind == "gated":
@@ -136,6 +141,30 @@ class _Layers:
         else:
             self.program.linear(self.hidden, inner, [up], norm=norm, activation=m.activation, label="gate_up")
         return inner
+
+    def _finish_mlp(self, at: str, layer: LayerSpec, inner: int) -> None:
+        name, norm = at + "post_mlp_norm", layer.post_mlp_norm
+        if not layer.mlp.experts:
+            self._join(inner, at + "mlp.down", layer, name, norm, "down")
+        elif inner != self.hidden:
+            self.program.add_normed(inner, self.hidden, self.weights.norm(name, norm), scale=layer.residual_scale,
+                                    label="experts")
+
+    def _experts(self, at: str, layer: LayerSpec, norm: NormWeights | None) -> int:
+        """The whole mixture. Where nothing else has to happen first its answer is added to the residual stream."""
+        e, linear = layer.mlp.experts, self.weights.linear
+        direct = not layer.parallel and layer.post_mlp_norm is None
+        out = self.hidden if direct else self._buffer("answer", self.width)
+        mlps = {name: tuple(linear(f"{at}{name}.{part}") for part in ("gate", "up", "down"))
+                for name in mlp_widths(layer.mlp)}
+        shared = mlps.pop("mlp.shared", None)
+        self.program.experts(self.hidden, out, norm=norm, router=linear(at + "mlp.router"),
+                             experts=tuple(mlps.values()), shared=shared,
+                             shared_gate=linear(at + "mlp.shared_gate") if e.shared_gate else None,
+                             chosen=e.chosen, normalise=e.normalise, activation=layer.mlp.activation,
+                             mode="add" if direct else "store", scale=layer.residual_scale if direct else 1.0,
+                             label="experts")
+        return out
 
     def _join(self, source: int, matrix: str, layer: LayerSpec, name: str, norm: NormSpec | None, label: str) -> None:
         """Add residual_scale * norm(product of source) to the residual stream."""

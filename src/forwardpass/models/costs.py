@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from forwardpass.models.spec import ModelSpec, NormSpec
+from forwardpass.models.spec import LayerSpec, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow, targets
 
 KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -24,15 +24,12 @@ STAGES = {
 """Stage -> its kinds of op; a model need not have all. "gate_up" is also the single up matrix of a plain MLP, "experts"
 all of a mixture: router, the experts' MLPs and what they share."""
 
-_OPS = {"embed.project_in": "embed", "embed.norm": "embed",
-        "attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv", "attention.out": "out",
-        "attention.q_norm": "qkv", "attention.k_norm": "qkv",
+_OPS = {"embed.project_in": "embed", "embed.norm": "embed", "embed.project_out": "head", "head": "head",
+        "final_norm": "norm", "attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv",
+        "attention.q_norm": "qkv", "attention.k_norm": "qkv", "attention.out": "out",
         "mlp.gate": "gate_up", "mlp.up": "gate_up", "mlp.down": "down",
-        "mlp.router": "experts", "mlp.shared_gate": "experts", "mlp.experts": "experts", "mlp.shared": "experts",
-        "attention_norm": "qkv", "post_attention_norm": "out", "post_mlp_norm": "down", "final_norm": "norm",
-        "embed.project_out": "head", "head": "head"}
-"""Norms run as part of the product that reads them, or whose result they normalise; only the final norm is an op of its
-own. Not here: what embedding looks up, and mlp_norm, which belongs to whatever its MLP is."""
+        "mlp.router": "experts", "mlp.shared_gate": "experts", "mlp.experts": "experts", "mlp.shared": "experts"}
+"""What reads a target. The norms of a layer are in `_norm_ops`; what embedding looks up is counted by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +105,26 @@ def _op(spec: ModelSpec, name: str) -> str | None:
     if not stem.startswith("layers."):
         return _OPS.get(stem)
     _, layer, stem = stem.split(".", 2)
-    if stem == "mlp_norm":
-        return "experts" if spec.layers[int(layer)].mlp.experts else "gate_up"
-    return _OPS.get(stem) or _OPS.get(".".join(stem.split(".")[:2]))  # mlp.experts.7.up
+    if stem.endswith("norm") and stem not in _OPS:
+        return _norm_ops(spec.layers[int(layer)])[stem]
+    return _OPS.get(stem) or _OPS[".".join(stem.split(".")[:2])]  # mlp.experts.7.up
+
+
+def _norm_ops(layer: LayerSpec) -> dict[str, str]:
+    """A layer's norms run with the product that reads them, or with the one whose result they normalise."""
+    first, second = ("experts", "experts") if layer.mlp.experts else ("gate_up", "down")
+    pre = layer.order == "pre"
+    return {"attention_norm": "qkv" if pre else "out", "mlp_norm": first if pre else second,
+            "post_attention_norm": "out", "post_mlp_norm": second}
 
 
 def _normed(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """(kind of op, operations a token) of every norm."""
-    width = spec.hidden_size
-    norms = [("embed", width, spec.embed_norm), ("norm", width, spec.final_norm)]
+    norms = [("embed", spec.hidden_size, spec.embed_norm), ("norm", spec.hidden_size, spec.final_norm)]
     for layer in spec.layers:
-        a, experts = layer.attention, layer.mlp.experts
-        norms += [("qkv", width, layer.attention_norm), ("experts" if experts else "gate_up", width, layer.mlp_norm),
-                  ("qkv", (a.num_heads + a.num_kv_heads) * a.head_dim, a.qk_norm),
-                  ("out", width, layer.post_attention_norm), ("down", width, layer.post_mlp_norm)]
+        a = layer.attention
+        norms += [(op, spec.hidden_size, getattr(layer, name)) for name, op in _norm_ops(layer).items()]
+        norms.append(("qkv", (a.num_heads + a.num_kv_heads) * a.head_dim, a.qk_norm))
     for op, columns, norm in norms:
         if norm:
             yield op, columns * _norm_flops(norm)

@@ -24,6 +24,7 @@ from forwardpass.weights.source import Source
 
 _INTEGER_TYPES = {"Q4", "Q8", "Q8M", "Q8C"}
 _SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".gate", ".up"))
+_KEPT = ("embed.positions.weight", "mlp.router.weight", "mlp.shared_gate.weight")
 _ALIGNMENT = 64
 
 
@@ -80,8 +81,9 @@ def plan(checkpoint: Checkpoint, dtype: str) -> tuple[list[Place], int]:
 
 
 def _format(one: BoundRow, dtype: str) -> str:
-    # A position table is looked up and added, never multiplied with: quantising it would save nothing.
-    if one.target == "embed.positions.weight" and dtype in ("int8", "int4"):
+    # A position table is looked up and added, never multiplied with: quantising it would save nothing. Nor would a
+    # router's few rows, whose errors choose other experts.
+    if one.target.endswith(_KEPT) and dtype in ("int8", "int4"):
         dtype = "auto"
     # Embedding and head are felt in every token: four bits there cost a small model 4% of perplexity, eight bits none.
     if one.target in (EMBEDDING, HEAD) and dtype == "int4":

@@ -143,7 +143,7 @@ def targets(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         add(at + "attention.out", (width, queries), a.out_bias)
         norm(at + "post_attention_norm", width, layer.post_attention_norm)
         norm(at + "mlp_norm", width, layer.mlp_norm)
-        for name, size in mlps(m).items():
+        for name, size in mlp_widths(m).items():
             if m.kind == "gated":
                 add(f"{at}{name}.gate", (size, width), m.bias)
             add(f"{at}{name}.up", (size, width), m.bias)
@@ -160,7 +160,7 @@ def targets(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def mlps(m: MlpSpec) -> dict[str, int]:
+def mlp_widths(m: MlpSpec) -> dict[str, int]:
     """Target -> inner width of every MLP of a layer: one, or the experts and what they share."""
     if not m.experts:
         return {"mlp": m.intermediate_size}
