@@ -139,6 +139,67 @@ def test_programs_mean_what_the_spec_says(case):
     assert np.abs(got - exact).max() <= 2e-5 * np.abs(exact).max()
 
 
+def random_spec(seed):
+    """Any fields together, layers all different."""
+    rng = np.random.default_rng(seed)
+
+    def one(*values):
+        return values[rng.integers(len(values))]
+
+    def norm(*more):
+        return one(RMS, LAYER, BIASED, *more)
+
+    layers = []
+    for _ in range(3):
+        shared = one((0, False), (24, False), (24, True))
+        experts = one(None, None, ExpertsSpec(5, int(rng.integers(1, 6)), one(True, False), *shared))
+        heads = AttentionSpec(one(2, 4, 6), 2, 10, one(0.2, 0.4), one(None, rotary(one(4, 10), 1e3)), one(0, 0, 9),
+                              one(True, False), one(True, False), clip_qkv=one(0.0, 0.7), qk_norm=norm(None, None),
+                              qk_norm_shape=one("head", "heads", "all"))  # the cache has one layout for all layers
+        mlp = MlpSpec("gated" if experts else one("gated", "plain"), int(rng.integers(8, 60)),
+                      one("silu", "relu", "gelu_erf"), one(True, False), experts)
+        order = one("pre", "pre", "post")
+        layers.append(LayerSpec(norm(None), heads, norm(None), mlp, norm(None), norm(None), order,
+                                order == "pre" and one(True, False), one(1.0, 1.0, 0.6)))
+    learned = one(True, False)
+    offset = one(0, 3) if learned else 0
+    return ModelSpec("test", int(rng.integers(9, 40)), 50, 128, tuple(layers), norm(None), one(True, False),
+                     (128 + offset) * learned, one(True, False), offset, one(0, 16, 48), norm(None), one(1.0, 5.0),
+                     one(1.0, 0.3), one(0.0, 4.0)).check()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_fields_together(seed):
+    spec, ids = random_spec(seed), tokens(20, seed)
+    weights = random_weights(spec, seed)
+    exact = numpy_logits(spec, weights, ids)
+    net = network(spec, weights, threads=1 + seed % 2)
+    got = whole(net, ids)
+    assert np.abs(got - exact).max() <= 1e-4 * np.abs(exact).max()
+    pieces = Texts(net, [ids])
+    assert np.array_equal(np.concatenate([pieces.step([count]) for count in (7, 1, 1, 11)]), got)
+
+
+@pytest.mark.parametrize("case", ["positions with an offset", "narrow embedding", "no final norm", "experts",
+                                  "logits scaled and capped", "parallel, one norm"])
+def test_greedy_steps_are_single_steps(case):
+    spec, ids = SPECS[case], tokens(5)
+    net = network(spec, random_weights(spec), threads=2)
+    single = Texts(net, [np.concatenate([ids, np.zeros(12, np.int64)])])
+    token = np.argmax(single.step([5])[-1])
+    expected = []
+    for step in range(12):
+        single.ids[0][5 + step] = token
+        token = np.argmax(single.step([1])[0])
+        expected.append(token)
+    ahead = Texts(net, [np.zeros(20, np.int64)])
+    ahead.ids[0][:5] = ids
+    first = np.array([np.argmax(ahead.step([5])[-1])], np.int32)
+    past = np.array([5], np.int32)
+    got, _ = net.greedy_steps(first, past, past.copy(), ahead.tables, ahead.memory, 12, 50, [np.zeros(0, np.int32)])
+    assert got[:, 0].tolist() == expected
+
+
 @pytest.mark.parametrize("case", SPECS)
 def test_every_operation_has_a_cost(case):
     """What a program records and what costs.py counts are called the same."""

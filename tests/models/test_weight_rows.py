@@ -10,10 +10,11 @@ import pytest
 from forwardpass.backends import native
 from forwardpass.errors import ModelFileError
 from forwardpass.models import registry
-from forwardpass.models.loading import load_weights
+from forwardpass.models.loading import load_weights, plan
 from forwardpass.models.registry import Checkpoint
 from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec
-from forwardpass.models.weight_rows import WeightRow, match, named_rows, row_order, targets
+from forwardpass.models.weight_rows import BoundRow, WeightRow, match, named_rows, row_order, targets
+from forwardpass.weights.source import TensorInfo
 
 
 def test_row_order_by_hand():
@@ -215,3 +216,22 @@ def test_a_head_of_another_shape_is_refused(arrays, tools):
     held["lm_head.weight"] = np.zeros((63, 48), np.float32)
     with pytest.raises(ModelFileError, match=r"lm_head\.weight"):
         read(tools, config, held)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_router_keeps_its_precision(dtype, tools):
+    rows = [WeightRow(f"layers.0.mlp.{name}.weight", (name,), (4, 32))
+            for name in ("router", "shared_gate", "experts.0.up")]
+    source = tools.FakeSource("gguf", {row.sources[0]: numbered(4, 32) for row in rows})
+    places, _ = plan(Checkpoint(None, tuple(match(rows, source)), ()), dtype)
+    assert [place.format for place in places] == ["F32", "F32", {"int8": "Q8C", "int4": "Q4"}[dtype]]
+
+
+def test_gate_and_up_of_an_expert_agree(tools):
+    """They read the same activations: integers beside floats become floats, expert by expert."""
+    sizes = {"Q8_0": 4 * 34, "F32": 512}
+    stored = {"a.gate": "Q8_0", "a.up": "F32", "b.gate": "Q8_0", "b.up": "Q8_0"}
+    bound = [BoundRow(WeightRow(f"layers.0.mlp.experts.{name}.weight", (name,), (4, 32)),
+                      TensorInfo(name, (4, 32), type, sizes[type])) for name, type in stored.items()]
+    places, _ = plan(Checkpoint(None, tuple(bound), ()), "auto")
+    assert [place.format for place in places] == ["F32", "F32", "Q8", "Q8"]
