@@ -77,7 +77,7 @@ inline void matmul_grouped(const fp::Matrix& w, const fp::Activations& x, int64_
   configure_tiles(int(height <= 8 ? 2 * height : height), 32);
   for (int64_t first = 0; first < x.rows; first += kRowChunk) {
     const int64_t end = first + kRowChunk < x.rows ? first + kRowChunk : x.rows;
-    for (int64_t r = first; r < end; ++r) make_terms(F, x, r, terms + (r - first) * stride);
+    for (int64_t r = first; r < end; ++r) make_terms<F>(x, r, terms + (r - first) * stride);
     for (int64_t p = p0; p < p1; ++p)
       for (int64_t r = first; r < end; r += 16) {
         const int32_t* t = terms + (r - first) * stride;

@@ -66,7 +66,7 @@ inline void matmul_bytes(const fp::Matrix& w, const fp::Activations& x, int64_t 
   configure_tiles(int(x.height()), 64);
   for (int64_t first = 0; first < x.rows; first += kRows) {
     const int64_t last = first + kRows < x.rows ? first + kRows : x.rows;
-    for (int64_t r = first; r < last; ++r) make_terms(w.format, x, r, terms + 2 * (r - first));
+    for (int64_t r = first; r < last; ++r) make_terms<fp::Format::Q8C>(x, r, terms + 2 * (r - first));
     const ByteEnd end{x.scale, w.row_scale(), terms, first};
     Converter<ByteEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.k_pad() / 64, 2 * x.height());
     int64_t p = p0;
@@ -148,13 +148,22 @@ constexpr int64_t kWideFrom = 5, kGroupedFrom = 4;
 
 inline void matmul_amx(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
                        uint8_t* scratch) {
+  using fp::Format;
   if (p0 >= p1) return;
-  if (w.format == fp::Format::Q4 && x.rows >= kWideFrom) return matmul_wide(w, x, p0, p1, e, scratch);
-  if (w.format == fp::Format::Q8 && x.rows >= kGroupedFrom)
-    return matmul_grouped<fp::Format::Q8>(w, x, p0, p1, e, scratch);
-  if (w.format == fp::Format::Q8M && x.rows >= kGroupedFrom)
-    return matmul_grouped<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
-  if (w.format == fp::Format::Q8C) return matmul_bytes(w, x, p0, p1, e, scratch);
-  if (w.format == fp::Format::BF16) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
+  if (w.format == Format::Q8C) return matmul_bytes(w, x, p0, p1, e, scratch);
+  if (w.format == Format::BF16) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
+  if (x.rows >= kGroupedFrom && w.format == Format::Q8) return matmul_grouped<Format::Q8>(w, x, p0, p1, e, scratch);
+  if (x.rows >= kGroupedFrom && w.format == Format::Q8M) return matmul_grouped<Format::Q8M>(w, x, p0, p1, e, scratch);
+  if (x.rows >= kWideFrom) {
+    switch (w.format) {
+      case Format::Q4: return matmul_wide<Format::Q4>(w, x, p0, p1, e, scratch);
+      case Format::Q4H: return matmul_wide<Format::Q4H>(w, x, p0, p1, e, scratch);
+      case Format::Q5: return matmul_wide<Format::Q5>(w, x, p0, p1, e, scratch);
+      case Format::Q5M: return matmul_wide<Format::Q5M>(w, x, p0, p1, e, scratch);
+      case Format::Q6: return matmul_wide<Format::Q6>(w, x, p0, p1, e, scratch);
+      case Format::Q16: return matmul_wide<Format::Q16>(w, x, p0, p1, e, scratch);
+      default: break;
+    }
+  }
   matmul(w, x, p0, p1, e, scratch);
 }

@@ -2,7 +2,7 @@
 // the product: these terms are computed once for all panels, and the sums start from them. Included inside an anonymous
 // namespace, after simd_avx512.h.
 
-constexpr int64_t kRowChunk = 64;  // rows whose terms fit in scratch: 64 rows * (k / 32 groups) * 16 bytes = 32 k
+constexpr int64_t kRowChunk = 64;  // rows whose terms fit in scratch: 64 rows * k / 32 * 32 bytes = 64 k
 constexpr int64_t kAhead = 6144;   // bytes that weights are fetched ahead of use
 
 inline __m512i broadcast4(const void* p) {
@@ -23,43 +23,50 @@ inline void fetch_start(const uint8_t* p) {
 }
 
 // int32 terms of a row, by format:
-//   Q4    for each group  -8 sum_hi, -8 sum_lo, sum_hi << 16, sum_lo << 16
-//   Q8    for each group  -(128 sum_hi + sum_lo)         (the offset of 128 hi + lo, divided by 128)
-//   Q8M   for each group  the same, and float(128 sum_hi + sum_lo)
-//   Q8C   -128 sum_hi, -128 sum_lo of the whole row
-constexpr int terms_per_group(fp::Format f) {
-  return f == fp::Format::Q4 ? 4 : f == fp::Format::Q8M ? 2 : f == fp::Format::Q8 ? 1 : 0;
+//   levels    for each scale (32 or 16 columns)  -zero sum_hi, -zero sum_lo; with M then sum_hi << 16, sum_lo << 16
+//   Q8        for each group of 32  -(128 sum_hi + sum_lo)         (the offset of 128 hi + lo, divided by 128)
+//   Q8M       for each group of 32  the same, and float(128 sum_hi + sum_lo)
+//   Q8C, Q16  -128 sum_hi, -128 sum_lo of the whole row
+constexpr int terms_per_scale(fp::Format f) { return fp::levels(f).minimum ? 4 : 2; }
+constexpr int terms_per_group(fp::Format f) {  // of 32 columns
+  if (fp::is_levels(f)) return 32 / fp::levels(f).span * terms_per_scale(f);
+  return f == fp::Format::Q8M ? 2 : f == fp::Format::Q8 ? 1 : 0;
 }
 constexpr int64_t term_count(fp::Format f, int64_t groups) {
-  return f == fp::Format::Q8C ? 2 : terms_per_group(f) * groups;
+  return terms_per_group(f) ? terms_per_group(f) * groups : 2;
 }
 
-inline void make_terms(fp::Format f, const fp::Activations& x, int64_t r, int32_t* terms) {
+template <fp::Format F>
+inline void make_terms(const fp::Activations& x, int64_t r, int32_t* terms) {
   const int64_t groups = x.k_pad() / fp::kGroup;
-  const int32_t *hi = x.group_sums(0, r), *lo = x.group_sums(1, r);
-  uint32_t total_hi = 0, total_lo = 0;
-  for (int64_t g = 0; g < groups; ++g) {
-    int32_t sum15 = 128 * hi[g] + lo[g];
-    switch (f) {
-      case fp::Format::Q4:
-        terms[4 * g] = -8 * hi[g];
-        terms[4 * g + 1] = -8 * lo[g];
-        terms[4 * g + 2] = int32_t(uint32_t(hi[g]) << 16);
-        terms[4 * g + 3] = int32_t(uint32_t(lo[g]) << 16);
-        break;
-      case fp::Format::Q8: terms[g] = -sum15; break;
-      case fp::Format::Q8M: {
-        float value = float(sum15);
-        terms[2 * g] = -sum15;
-        std::memcpy(terms + 2 * g + 1, &value, 4);
-        break;
+  const int32_t *hi = x.row_sums(0, r), *lo = x.row_sums(1, r);  // of 16 columns
+  if constexpr (fp::is_levels(F)) {
+    constexpr fp::Levels L = fp::levels(F);
+    constexpr int kEach = L.span / fp::kSummed;
+    for (int64_t i = 0; i < x.sums_of_row(); i += kEach, terms += terms_per_scale(F)) {
+      const int32_t sum_hi = kEach == 2 ? hi[i] + hi[i + 1] : hi[i], sum_lo = kEach == 2 ? lo[i] + lo[i + 1] : lo[i];
+      terms[0] = -L.zero() * sum_hi;
+      terms[1] = -L.zero() * sum_lo;
+      if constexpr (L.minimum) {
+        terms[2] = int32_t(uint32_t(sum_hi) << 16);
+        terms[3] = int32_t(uint32_t(sum_lo) << 16);
       }
-      default:
-        total_hi += uint32_t(hi[g]);
-        total_lo += uint32_t(lo[g]);
     }
-  }
-  if (f == fp::Format::Q8C) {
+  } else if constexpr (terms_per_group(F) > 0) {
+    for (int64_t g = 0; g < groups; ++g, terms += terms_per_group(F)) {
+      const int32_t sum15 = 128 * (hi[2 * g] + hi[2 * g + 1]) + lo[2 * g] + lo[2 * g + 1];
+      terms[0] = -sum15;
+      if constexpr (F == fp::Format::Q8M) {
+        const float value = float(sum15);
+        std::memcpy(terms + 1, &value, 4);
+      }
+    }
+  } else {
+    uint32_t total_hi = 0, total_lo = 0;
+    for (int64_t i = 0; i < x.sums_of_row(); ++i) {
+      total_hi += uint32_t(hi[i]);
+      total_lo += uint32_t(lo[i]);
+    }
     terms[0] = int32_t(0u - 128u * total_hi);
     terms[1] = int32_t(0u - 128u * total_lo);
   }

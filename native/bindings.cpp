@@ -30,8 +30,8 @@ namespace {
 fp::Matrix matrix_shape(int format, int64_t n, int64_t k) {
   require(format >= 0 && format < fp::kFormats, "no such matrix format");
   require(n > 0 && k > 0 && n < (int64_t(1) << 31) && k < (int64_t(1) << 24), "matrix shape out of range");
-  // Sums of k products of at most 127 * 127 must stay below 2^31.
-  require(fp::Format(format) != fp::Format::Q8C || k <= 131072, "an int8 matrix has at most 131072 columns");
+  require(!fp::has_row_scale(fp::Format(format)) || k <= fp::kMostColumns,
+          "a matrix with exact integer sums has at most 131072 columns");
   return fp::Matrix{fp::Format(format), n, k, nullptr};
 }
 
@@ -127,6 +127,19 @@ NB_MODULE(_native, m) {
 
   m.def("isas", &fp::available_isas, "Instruction sets that work here, best first.");
   m.def("cpu_name", &fp::cpu_name);
+  m.attr("formats") = [] {  // matrix layouts in the order of their numbers
+    nb::list names;
+    for (const char* name : fp::kFormatNames) names.append(name);
+    return nb::tuple(names);
+  }();
+  m.def("activations", [](int format) {
+    switch (fp::act_kind(matrix_shape(format, 1, 1).format)) {
+      case fp::ActKind::Float: return "float32";
+      case fp::ActKind::Bf16: return "bfloat16";
+      case fp::ActKind::Int15: return "int8";
+    }
+    return "";
+  }, "format"_a, "What a product with a matrix of this format multiplies.");
   m.def("matrix_bytes", [](int format, int64_t n, int64_t k) { return matrix_shape(format, n, k).bytes(); });
   m.def("release_pages", [](ConstBytes bytes) { fp::release_pages(bytes.data(), int64_t(bytes.size())); });
 
@@ -157,14 +170,11 @@ NB_MODULE(_native, m) {
   m.def("pack", [](fp::Pool& pool, int format, int64_t n, int64_t k, const std::string& type, ConstBytes rows,
                    std::optional<Ints> order, Bytes out) {
     fp::Matrix shape = matrix_shape(format, n, k);
-    fp::Source source = fp::source_type(type);
+    const int source = fp::find_stored_type(type);
     require(int64_t(out.size()) == shape.bytes(), "packed memory has the wrong size");
-    require(k % 32 == 0 || source <= fp::Source::BF16, "rows of a quantised tensor must be a multiple of 32");
-    require((shape.format != fp::Format::Q8 && shape.format != fp::Format::Q8M) || source > fp::Source::BF16,
-            "floats have no stored groups to keep");
-    require(shape.format != fp::Format::Q8 || (source != fp::Source::Q4_1 && source != fp::Source::Q5_1),
-            "this layout has no place for minima");
-    require(int64_t(rows.size()) == n * fp::source_row_bytes(source, k), "source rows have the wrong size");
+    fp::check_packing(shape, fp::stored_type(source));
+    require(int64_t(rows.size()) == n * fp::stored_row_bytes(fp::stored_type(source), k),
+            "stored rows have the wrong size");
     if (order) {
       require(int64_t(order->size()) == n, "row order has the wrong length");
       for (int64_t i = 0; i < n; ++i) require(order->data()[i] >= 0 && order->data()[i] < n, "row order out of range");

@@ -44,7 +44,7 @@ int64_t slots_bytes(const Experts& e, int64_t rows, LinearPart GatedMlp::*part) 
 
 int64_t activation_bytes(ActKind kind, int64_t rows, int64_t k) {
   Activations a{kind, rows, k, nullptr, nullptr, nullptr};
-  return round_up(a.tiles() * a.tile_bytes(), 64) + round_up(2 * a.rows_pad() * (a.k_pad() / kGroup) * 4, 64) +
+  return round_up(a.tiles() * a.tile_bytes(), 64) + round_up(a.sums_bytes(), 64) +
          round_up(a.rows_pad() * 4, 64);
 }
 
@@ -52,7 +52,7 @@ Activations place_activations(const Matrix& w, int64_t rows, uint8_t* memory) {
   Activations a{act_kind(w.format), rows, w.k, memory, nullptr, nullptr};
   uint8_t* sums = memory + round_up(a.tiles() * a.tile_bytes(), 64);
   a.sums = reinterpret_cast<int32_t*>(sums);
-  a.scale = reinterpret_cast<float*>(sums + round_up(2 * a.rows_pad() * (a.k_pad() / kGroup) * 4, 64));
+  a.scale = reinterpret_cast<float*>(sums + round_up(a.sums_bytes(), 64));
   return a;
 }
 

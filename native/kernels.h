@@ -14,7 +14,8 @@
 namespace fp {
 
 constexpr int kPanel = 16;   // outputs in one panel of a matrix: one per 32-bit vector lane
-constexpr int kGroup = 32;   // columns that share a scale
+constexpr int kGroup = 32;   // columns that share a scale (some formats: half of them)
+constexpr int kSummed = 16;  // columns whose activations have a sum of their own
 constexpr int kBlockK = 64;  // every matrix is padded to a multiple of this many columns
 constexpr int kPage = 64;    // positions in one block of the KV cache
 
@@ -22,35 +23,78 @@ constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 
 // ---------------------------------------------------------------- weights
 // A matrix [n, k] is cut into panels of 16 outputs (rows of the matrix, one a lane), each panel one contiguous
-// stream along k. Padding rows and columns are zero. After the panels come float row_scale[n_pad] (Q4, Q8C).
+// stream along k. Padding rows and columns are zero. After the panels come float row_scale[n_pad], where the format
+// has one.
 //   F32   [k][16] float
 //   F16   [k][16] half                      computed as float32
 //   BF16  [k/2][16][2] bfloat16             activations rounded to bfloat16; AMX B tile
-//   Q4    per 32 columns 320 bytes: 4 lines of nibbles, then {int16 D, int16 M}[16].
-//         Line j, lane o, byte b: low nibble is column 8j+b, high nibble is column 8j+4+b.
-//         weight = (D * (q - 8) + M) * row_scale
 //   Q8C   per 64 columns 16 lines; line j, lane o, byte b: column 4j+b, stored q + 128.
 //         weight = q * row_scale
 //   Q8    per 64 columns 16 lines as Q8C, then half d[2][16] (a scale per 32 columns).   weight = q * d
 //   Q8M   per 64 columns 16 lines as Q8C, then half d[2][16], half m[2][16].             weight = q * d + m
-enum class Format : int { F32 = 0, F16 = 1, BF16 = 2, Q4 = 3, Q8 = 4, Q8M = 5, Q8C = 6 };
-constexpr int kFormats = 7;
+//   Q16   per 64 columns 16 lines with the high bytes (signed) of int16 weights, then 16 lines with the low ones
+//         (unsigned); column 4j+b as in Q8C.  weight = w * row_scale
+// and the levels, q of four to six bits with integer scales (Levels says which format has what):
+//   Q4, Q4H, Q5, Q5M, Q6   per 32 columns 4 lines of nibbles, lines of high bits, scales.
+//         Nibbles: line j, lane o, byte b: low nibble is column 8j+b, high nibble is column 8j+4+b.
+//         High bits: column 4v+b has its h = 1 or 2 bits in line h v / 8, lane o, byte b, from bit (h v + 4) % 8 on:
+//         where a kernel wants them, after shifts by h from each v to the next.
+//         Scales: for each `span` columns {int16 D, int16 M}[16], or int16 D[16] where there is no M.
+//         weight = (D * (q - zero) + M) * row_scale, and D * (q - zero) + M fits int16
+//         Q5 gathers the scales of 64 columns behind the lines of both halves, so that all lines are whole.
+enum class Format : int {
+  F32 = 0, F16 = 1, BF16 = 2, Q4 = 3, Q8 = 4, Q8M = 5, Q8C = 6, Q4H = 7, Q5 = 8, Q5M = 9, Q6 = 10, Q16 = 11
+};
+constexpr int kFormats = 12;
+constexpr const char* kFormatNames[kFormats] = {"F32", "F16", "BF16", "Q4", "Q8", "Q8M", "Q8C",
+                                                "Q4H", "Q5", "Q5M", "Q6", "Q16"};
 
 constexpr bool is_integer(Format f) { return f >= Format::Q4; }
-constexpr bool has_row_scale(Format f) { return f == Format::Q4 || f == Format::Q8C; }
+constexpr bool has_row_scale(Format f) { return is_integer(f) && f != Format::Q8 && f != Format::Q8M; }
+// The most columns of a format with exact sums: k products of at most 127 * 127 (Q8C), or k roundings of the scales
+// (pack.cpp), must leave room below 2^31.
+constexpr int64_t kMostColumns = 131072;
+
+struct Levels {
+  int bits = 0;   // of q; 0: the format is none of these
+  int span = 0;   // columns that share D and M: 32 or 16
+  bool minimum = false;  // has M
+  constexpr int zero() const { return 1 << (bits - 1); }
+  constexpr int high_bits() const { return bits - 4; }
+  constexpr int lines() const { return 4 + high_bits(); }  // of 32 columns
+  constexpr int scales_bytes() const { return 32 / span * (minimum ? 64 : 32); }
+  constexpr int bytes() const { return lines() * 64 + scales_bytes(); }
+  constexpr bool gathered() const { return scales_bytes() % 64 != 0; }
+  // Where the lines and the scales of a half (0, 1) of 64 columns begin.
+  constexpr int lines_at(int half) const { return half * (gathered() ? lines() * 64 : bytes()); }
+  constexpr int scales_at(int half) const {
+    return gathered() ? lines() * 128 + half * scales_bytes() : half * bytes() + lines() * 64;
+  }
+};
+constexpr Levels levels(Format f) {
+  switch (f) {
+    case Format::Q4: return {4, 32, true};
+    case Format::Q4H: return {4, 16, true};
+    case Format::Q5: return {5, 32, false};
+    case Format::Q5M: return {5, 32, true};
+    case Format::Q6: return {6, 16, false};
+    default: return {};
+  }
+}
+constexpr bool is_levels(Format f) { return levels(f).bits > 0; }
 
 // Bytes that 64 columns of one panel take.
 constexpr int64_t block_bytes(Format f) {
   switch (f) {
     case Format::F32: return 64 * 16 * 4;
     case Format::F16:
-    case Format::BF16: return 64 * 16 * 2;
-    case Format::Q4: return 2 * 320;
+    case Format::BF16:
+    case Format::Q16: return 64 * 16 * 2;
     case Format::Q8: return 1024 + 64;
     case Format::Q8M: return 1024 + 128;
     case Format::Q8C: return 1024;
+    default: return 2 * levels(f).bytes();
   }
-  return 0;
 }
 
 struct Matrix {
@@ -72,7 +116,7 @@ struct Matrix {
 //   BF16: rounded to nearest even.   F32, F16: as they are.
 // Rows stand in tiles of `height` rows: height = min(16, rows); what stands in the padding rows of the last is nobody's.
 //   integer  planes: int8  [tile][k_pad/64][2 (hi, lo)][height][64]
-//            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/32]     sums of each group of 32
+//            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/16]     sums of each 16 columns
 //            scale:  float [rows_pad]
 //   BF16     planes: uint16 [tile][k_pad/32][height][32]
 //   float    planes: float [rows_pad][k_pad]
@@ -103,7 +147,13 @@ struct Activations {
     return reinterpret_cast<uint16_t*>(planes + tile * tile_bytes()) + kb32 * height() * 32;
   }
   float* row(int64_t r) const { return reinterpret_cast<float*>(planes) + r * k_pad(); }  // Float
-  int32_t* group_sums(int plane, int64_t r) const { return sums + (plane * rows_pad() + r) * (k_pad() / kGroup); }
+  int64_t sums_of_row() const { return k_pad() / kSummed; }
+  int64_t sums_bytes() const { return 2 * rows_pad() * sums_of_row() * 4; }
+  int32_t* row_sums(int plane, int64_t r) const { return sums + (plane * rows_pad() + r) * sums_of_row(); }
+  int32_t group_sum(int plane, int64_t r, int64_t g) const {  // of 32 columns
+    const int32_t* both = row_sums(plane, r) + 2 * g;
+    return both[0] + both[1];
+  }
 };
 
 // ---------------------------------------------------------------- elementwise

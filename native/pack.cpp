@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
+#include <string>
 
 #include "formats.h"
 
@@ -11,112 +13,108 @@ namespace fp {
 
 namespace {
 
-struct Layout {
-  const char* name;
-  int64_t group_bytes;  // of 32 values, or of one value for the float types
-  bool grouped;
+// Sixteen levels from the least to the greatest of 32 floats, for Q4: q 0 to 15.
+constexpr StoredType kMadeLevels{"our own four bits", 32, 0, true, 0, 15, true, 32};
+
+void make_levels(const float* w, Group* g) {
+  const float least = *std::min_element(w, w + 32), most = *std::max_element(w, w + 32);
+  const float d = float((double(most) - double(least)) / 15.0);
+  const double inverse = d > 0 ? 1.0 / double(d) : 0.0;
+  for (int j = 0; j < 32; ++j) {
+    Group& group = g[j / 16];
+    group.d = d;
+    group.m = least;
+    group.q[j % 16] = int8_t(std::clamp(std::nearbyint((double(w[j]) - double(least)) * inverse), 0.0, 15.0));
+  }
+}
+
+// What a row must fit into to become integers in units of one float.
+struct RowRange {
+  double most = 0;   // greatest magnitude of a number that becomes an int16
+  double total = 0;  // sum of the weights' magnitudes
 };
-constexpr Layout kLayouts[] = {{"F32", 4, false}, {"F16", 2, false},  {"BF16", 2, false}, {"Q4_0", 18, true},
-                               {"Q4_1", 20, true}, {"Q5_0", 22, true}, {"Q5_1", 24, true}, {"Q8_0", 34, true}};
 
-uint16_t read16(const uint8_t* p) { uint16_t v; std::memcpy(&v, p, 2); return v; }
-uint32_t read32(const uint8_t* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
-float read_half(const uint8_t* p) { return f16_to_f32(read16(p)); }
-
-// A group of 32 weights as stored: weight = q * d + m.
-struct Group {
-  int8_t q[32];
-  float d, m;
-};
-
-void read_group(Source type, const uint8_t* p, Group& g) {
-  g.d = read_half(p);
-  g.m = 0;
-  bool with_min = type == Source::Q4_1 || type == Source::Q5_1;
-  if (with_min) g.m = read_half(p + 2);
-  const uint8_t* body = p + (with_min ? 4 : 2);
-  if (type == Source::Q8_0) {
-    std::memcpy(g.q, body, 32);
-    return;
-  }
-  bool five = type == Source::Q5_0 || type == Source::Q5_1;
-  uint32_t high = five ? read32(body) : 0;
-  if (five) body += 4;
-  int centre = with_min ? 0 : five ? 16 : 8;
-  for (int j = 0; j < 16; ++j) {
-    g.q[j] = int8_t((body[j] & 15) + (((high >> j) & 1) << 4) - centre);
-    g.q[j + 16] = int8_t((body[j] >> 4) + (((high >> (j + 16)) & 1) << 4) - centre);
-  }
+// The unit of a row, its row_scale: the least one with which every number fits into int16 and 127 * sum |weight| stays
+// below 2^31, so that no order of summation can overflow, although rounding to whole units moves a weight by as much
+// as `moved` of them.
+float row_unit(const RowRange& row, double moved, int64_t k) {
+  // 32750 + moved (16.5 at most) is below 32767; k is at most kMostColumns, so that `allowed` is positive.
+  const double allowed = 0.999 * (2147483647.0 / 127.0) - moved * double(k);
+  const double unit = std::max(row.most / 32750.0, row.total / allowed);
+  return unit >= double(std::numeric_limits<float>::min()) ? float(unit) : 1.0f;  // smaller: weights of zero
 }
 
-void read_floats(Source type, const uint8_t* row, int64_t k, float* out) {
-  switch (type) {
-    case Source::F32: std::memcpy(out, row, size_t(k) * 4); return;
-    case Source::F16: for (int64_t i = 0; i < k; ++i) out[i] = f16_to_f32(read16(row + 2 * i)); return;
-    case Source::BF16: for (int64_t i = 0; i < k; ++i) out[i] = bf16_to_f32(read16(row + 2 * i)); return;
-    default:
-      for (int64_t g = 0; g < k / kGroup; ++g) {
-        Group group;
-        read_group(type, row + g * kLayouts[int(type)].group_bytes, group);
-        for (int j = 0; j < 32; ++j) out[g * 32 + j] = float(group.q[j]) * group.d + group.m;
-      }
-  }
-}
+int16_t whole_units(double value, double inverse) { return int16_t(std::nearbyint(value * inverse)); }
 
-void make_group4(const float* w, Group& g) {  // our own four bits: sixteen levels from the least to the greatest
-  float least = *std::min_element(w, w + 32), most = *std::max_element(w, w + 32);
-  g.d = (most - least) / 15.0f;
-  g.m = least;
-  float inverse = g.d > 0 ? 1.0f / g.d : 0.0f;
-  for (int j = 0; j < 32; ++j) g.q[j] = int8_t(std::clamp(std::nearbyint((w[j] - least) * inverse), 0.0f, 15.0f));
-}
+// What an unpacked level is more than the type's own: stored q - zero = type's q - centre.
+int level_centre(const Levels& to, const StoredType& from) { return to.minimum ? from.least + to.zero() : 0; }
 
-// Q4: 16-bit scales and offsets relative to one float a row. The greatest row_scale^-1 is taken for which every
-// weight fits into int16 and 127 * sum |weight| stays below 2^31, so that no order of summation can overflow.
-void pack_row_q4(const Group* groups, int64_t count, int shift, uint8_t* panel, int64_t o, float* row_scale) {
-  double most = 0, total = 0;
-  for (int64_t g = 0; g < count; ++g) {
-    const Group& group = groups[g];
-    double centre = double(group.m) + double(group.d) * (8 - shift);  // value of the stored nibble 8
-    most = std::max({most, std::fabs(double(group.d)), std::fabs(centre)});
-    for (int j = 0; j < 32; ++j) {
-      double w = std::fabs(double(group.q[j]) * group.d + group.m);
-      most = std::max(most, w);
-      total += w;
+// D is d in units of the row, M the value of the level `zero`. |q - zero| <= zero, so that rounding D moves a weight by
+// at most zero / 2, and M by 1 / 2.
+void pack_row_levels(Format format, const StoredType& type, const Group* groups, int64_t k, uint8_t* panel, int64_t o,
+                     float* row_scale) {
+  const Levels to = levels(format);
+  const int centre = level_centre(to, type);
+  RowRange range;
+  for (int64_t g = 0; g < k / 16; ++g) {
+    const double d = groups[g].d, m = groups[g].m;
+    range.most = std::max({range.most, std::fabs(d), std::fabs(m + d * centre)});
+    for (int8_t q : groups[g].q) {
+      const double w = std::fabs(q * d + m);
+      range.most = std::max(range.most, w);
+      range.total += w;
     }
   }
-  const double k = double(count) * 32;
-  // Rounding D and M moves a weight by at most 8 * 0.5 + 0.5.
-  double allowed = 0.999 * (2147483647.0 / 127.0) - 4.5 * k;
-  double scale = std::max(most / 32760.0, allowed > 0 ? total / allowed : HUGE_VAL);
-  if (!(scale > 0) || !std::isfinite(scale)) scale = scale > 0 ? 0 : 1;  // all zero, or not representable
-  *row_scale = float(scale);
-  double inverse = *row_scale > 0 ? 1.0 / double(*row_scale) : 0;
-  for (int64_t g = 0; g < count; ++g) {
-    uint8_t* block = panel + g * 320;
+  *row_scale = row_unit(range, to.zero() * 0.5 + (to.minimum ? 0.5 : 0), k);
+  const double inverse = 1.0 / double(*row_scale);
+  for (int64_t g = 0; g < k / 16; ++g) {
     const Group& group = groups[g];
-    for (int c = 0; c < 32; ++c) {
-      int nibble = group.q[c] + shift;
-      uint8_t& byte = block[c / 8 * 64 + o * 4 + c % 4];
-      byte = uint8_t(byte | (c % 8 < 4 ? nibble : nibble << 4));
+    const int half = int(g / 2 % 2);
+    uint8_t* block = panel + g / 4 * block_bytes(format);
+    uint8_t* lines = block + to.lines_at(half);
+    for (int j = 0; j < 16; ++j) {
+      const int c = int(g % 2) * 16 + j, v = c / 4, byte = int(o * 4 + c % 4);
+      const int q = group.q[j] - centre + to.zero();
+      lines[c / 8 * 64 + byte] |= uint8_t((q & 15) << v % 2 * 4);
+      if (to.high_bits() > 0)
+        lines[256 + to.high_bits() * v / 8 * 64 + byte] |= uint8_t((q >> 4) << (to.high_bits() * v + 4) % 8);
     }
-    int16_t dm[2] = {int16_t(std::nearbyint(group.d * inverse)),
-                     int16_t(std::nearbyint((double(group.m) + double(group.d) * (8 - shift)) * inverse))};
-    std::memcpy(block + 256 + o * 4, dm, 4);
+    const int part = int(g % 2) * 16 / to.span;  // groups that share a scale write the same twice
+    const int16_t dm[2] = {whole_units(group.d, inverse), whole_units(group.m + double(group.d) * centre, inverse)};
+    uint8_t* scales = block + to.scales_at(half);
+    if (to.minimum) std::memcpy(scales + part * 64 + o * 4, dm, 4);
+    else std::memcpy(scales + part * 32 + o * 2, dm, 2);
   }
 }
 
-void pack_row_q8(Format format, const Group* groups, int64_t count, uint8_t* panel, int64_t o) {
-  for (int64_t g = 0; g < count; ++g) {
-    uint8_t* block = panel + g / 2 * block_bytes(format);
+// Q16: weights to half a unit.
+void pack_row_q16(const float* w, int64_t k, uint8_t* panel, int64_t o, float* row_scale) {
+  RowRange range;
+  for (int64_t i = 0; i < k; ++i) {
+    range.most = std::max(range.most, double(std::fabs(w[i])));
+    range.total += std::fabs(w[i]);
+  }
+  *row_scale = row_unit(range, 0.5, k);
+  const double inverse = 1.0 / double(*row_scale);
+  for (int64_t i = 0; i < k; ++i) {
+    const int16_t value = whole_units(w[i], inverse);
+    uint8_t* byte = panel + i / 64 * block_bytes(Format::Q16) + i % 64 / 4 * 64 + o * 4 + i % 4;
+    byte[0] = uint8_t(value >> 8);
+    byte[1024] = uint8_t(value);
+  }
+}
+
+void pack_row_q8(Format format, const Group* groups, int64_t k, uint8_t* panel, int64_t o) {
+  for (int64_t g = 0; g < k / 16; ++g) {
+    uint8_t* block = panel + g / 4 * block_bytes(format);
     const Group& group = groups[g];
-    for (int c = 0; c < 32; ++c) {
-      int column = int(g % 2) * 32 + c;
-      block[column / 4 * 64 + o * 4 + column % 4] = uint8_t(group.q[c] + 128);
+    for (int j = 0; j < 16; ++j) {
+      const int column = int(g % 4) * 16 + j;
+      block[column / 4 * 64 + o * 4 + column % 4] = uint8_t(group.q[j] + 128);
     }
-    uint16_t d = f32_to_f16(group.d), m = f32_to_f16(group.m);
-    std::memcpy(block + 1024 + (g % 2) * 32 + o * 2, &d, 2);
-    if (format == Format::Q8M) std::memcpy(block + 1088 + (g % 2) * 32 + o * 2, &m, 2);
+    const uint16_t d = f32_to_f16(group.d), m = f32_to_f16(group.m);
+    std::memcpy(block + 1024 + g % 4 / 2 * 32 + o * 2, &d, 2);
+    if (format == Format::Q8M) std::memcpy(block + 1088 + g % 4 / 2 * 32 + o * 2, &m, 2);
   }
 }
 
@@ -143,64 +141,86 @@ void pack_row_float(Format format, const float* w, int64_t k, uint8_t* panel, in
   }
 }
 
+// Groups of padding columns: weights of zero.
+void clear_groups(Group* from, Group* to) {
+  for (; from < to; ++from) *from = Group{};
+}
+
 }  // namespace
 
-Source source_type(const std::string& name) {
-  for (int i = 0; i < int(std::size(kLayouts)); ++i)
-    if (name == kLayouts[i].name) return Source(i);
-  throw std::invalid_argument("no packing from tensors of type " + name);
+bool keeps_groups(Format format, const StoredType& type) {
+  if (!type.grouped) return false;
+  if (format == Format::Q8) return type.span >= 32 && !type.with_min;
+  if (format == Format::Q8M) return type.span >= 32;
+  const Levels to = levels(format);
+  if (to.bits == 0 || type.span < to.span) return false;
+  if (to.minimum) return type.greatest - type.least < 2 * to.zero();
+  return !type.with_min && -to.zero() <= type.least && type.greatest < to.zero();
 }
 
-int64_t source_row_bytes(Source type, int64_t k) {
-  const Layout& layout = kLayouts[int(type)];
-  return layout.grouped ? k / kGroup * layout.group_bytes : k * layout.group_bytes;
+void check_packing(const Matrix& shape, const StoredType& type) {
+  const Format f = shape.format;
+  if (shape.k % type.values != 0)
+    throw std::invalid_argument("rows of " + std::string(type.name) + " must be a multiple of " +
+                                std::to_string(type.values) + " columns, found " + std::to_string(shape.k));
+  const bool levels_only = f == Format::Q8 || f == Format::Q8M || (is_levels(f) && f != Format::Q4);
+  if (levels_only && !keeps_groups(f, type))
+    throw std::invalid_argument("layout " + std::string(kFormatNames[int(f)]) +
+                                " can't hold the groups of stored type " + type.name);
 }
 
-int64_t pack_scratch(int64_t k) { return round_up(k, kBlockK) * 4 + round_up(k, kBlockK) / kGroup * int64_t(sizeof(Group)); }
+int64_t pack_scratch(int64_t k) {
+  return round_up(k, kBlockK) * 4 + round_up(k, kBlockK) / 16 * int64_t(sizeof(Group));
+}
 
-bool pack_panels(const Matrix& shape, uint8_t* dst, Source type, const uint8_t* rows, const int32_t* order,
+bool pack_panels(const Matrix& shape, uint8_t* dst, int type_index, const uint8_t* rows, const int32_t* order,
                  int64_t p0, int64_t p1, uint8_t* scratch) {
-  const int64_t k = shape.k, k_pad = shape.k_pad(), groups = k_pad / kGroup;
-  const int64_t row_bytes = source_row_bytes(type, k);
-  const bool stored_groups = kLayouts[int(type)].grouped;
+  const StoredType& type = stored_type(type_index);
+  const Format format = shape.format;
+  const int64_t k = shape.k, k_pad = shape.k_pad(), row_bytes = stored_row_bytes(type, k);
+  const bool as_stored = keeps_groups(format, type);
   float* values = reinterpret_cast<float*>(scratch);
-  Group* group = reinterpret_cast<Group*>(scratch + k_pad * 4);
+  Group* groups = reinterpret_cast<Group*>(scratch + k_pad * 4);
   float* row_scale = reinterpret_cast<float*>(dst + shape.panels() * shape.panel_bytes());
+  const bool bytes = format == Format::Q8 || format == Format::Q8M || format == Format::Q8C;
 
   for (int64_t p = p0; p < p1; ++p) {
     uint8_t* panel = dst + p * shape.panel_bytes();
-    // Padding weights are zero: the nibble 8, the byte 128, and scales of zero.
+    // Padding weights are zero: the byte 128, or scales of zero.
     std::memset(panel, 0, size_t(shape.panel_bytes()));
-    if (is_integer(shape.format) && shape.format != Format::Q4)
-      for (int64_t b = 0; b < k_pad / 64; ++b) std::memset(panel + b * block_bytes(shape.format), 128, 1024);
+    if (bytes)
+      for (int64_t b = 0; b < k_pad / 64; ++b) std::memset(panel + b * block_bytes(format), 128, 1024);
     for (int64_t o = 0; o < kPanel; ++o) {
-      int64_t row = p * kPanel + o;
+      const int64_t row = p * kPanel + o;
       if (row >= shape.n) {
-        if (has_row_scale(shape.format)) row_scale[row] = 0;
+        if (has_row_scale(format)) row_scale[row] = 0;
         continue;
       }
       const uint8_t* source = rows + (order ? order[row] : row) * row_bytes;
-      bool as_stored = stored_groups && (shape.format == Format::Q8 || shape.format == Format::Q8M ||
-                                         (shape.format == Format::Q4 && (type == Source::Q4_0 || type == Source::Q4_1)));
+      const StoredType* levels_of = &type;
       if (as_stored) {
-        for (int64_t g = 0; g < groups; ++g) {
-          if (g * kGroup < k) read_group(type, source + g * kLayouts[int(type)].group_bytes, group[g]);
-          else std::memset(&group[g], 0, sizeof(Group));
-          if (!std::isfinite(group[g].d) || !std::isfinite(group[g].m)) return false;
-        }
+        read_groups(type_index, source, k, groups);
+        clear_groups(groups + k / 16, groups + k_pad / 16);
+        for (int64_t g = 0; g < k / 16; ++g)
+          if (!std::isfinite(groups[g].d) || !std::isfinite(groups[g].m)) return false;
       } else {
         std::fill(values, values + k_pad, 0.0f);
-        read_floats(type, source, k, values);
+        read_floats(type_index, source, k, values);
         if (!std::all_of(values, values + k, [](float x) { return std::isfinite(x); })) return false;
-        if (shape.format == Format::Q4)
-          for (int64_t g = 0; g < groups; ++g) make_group4(values + g * kGroup, group[g]);
+        if (format == Format::Q4) {
+          for (int64_t i = 0; i < k_pad; i += 32) make_levels(values + i, groups + i / 16);
+          levels_of = &kMadeLevels;
+        }
       }
-      switch (shape.format) {
-        case Format::Q4: pack_row_q4(group, groups, type == Source::Q4_0 ? 8 : 0, panel, o, row_scale + row); break;
+      switch (format) {
         case Format::Q8:
-        case Format::Q8M: pack_row_q8(shape.format, group, groups, panel, o); break;
+        case Format::Q8M: pack_row_q8(format, groups, k_pad, panel, o); break;
         case Format::Q8C: pack_row_q8c(values, k, panel, o, row_scale + row); break;
-        default: pack_row_float(shape.format, values, k, panel, o);
+        case Format::Q16: pack_row_q16(values, k, panel, o, row_scale + row); break;
+        case Format::F32:
+        case Format::F16:
+        case Format::BF16: pack_row_float(format, values, k, panel, o); break;
+        default: pack_row_levels(format, *levels_of, groups, k_pad, panel, o, row_scale + row);
       }
     }
   }

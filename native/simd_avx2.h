@@ -141,11 +141,14 @@ inline I iload_i8(const int8_t* p) {
   __m128i x = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
 }
-inline int32_t ireduce_add(const I& x) {
-  __m256i s = _mm256_add_epi32(x.a, x.b);
-  __m128i c = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-  c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
+inline void isum_i8(const int8_t* p, int32_t* out) {  // sums of each sixteen of 64 bytes
+  const __m256i bytes = _mm256_set1_epi8(1), words = _mm256_set1_epi16(1);
+  const __m256i* in = (const __m256i*)p;
+  __m256i a = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, _mm256_loadu_si256(in)), words);
+  __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, _mm256_loadu_si256(in + 1)), words);
+  a = _mm256_hadd_epi32(a, b);  // halves of sums 0, 2 | 1, 3
+  a = _mm256_hadd_epi32(a, a);
+  _mm_storeu_si128((__m128i*)out, _mm_unpacklo_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
 inline float reduce_add(const V& x) {
   __m256 b = _mm256_add_ps(x.a, x.b);

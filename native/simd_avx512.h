@@ -80,7 +80,12 @@ template <int S> inline I ishl(I a) { return _mm512_slli_epi32(a, S); }
 template <int S> inline I isar(I a) { return _mm512_srai_epi32(a, S); }
 inline void istore_i8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
 inline I iload_i8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
-inline int32_t ireduce_add(I a) { return _mm512_reduce_add_epi32(a); }
+inline void isum_i8(const int8_t* p, int32_t* out) {  // sums of each sixteen of 64 bytes
+  I s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_loadu_si512(p));
+  s = _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_BADC));
+  s = _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_CDAB));
+  _mm_storeu_si128((__m128i*)out, _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, s)));
+}
 inline float reduce_add(V a) {
   __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));

@@ -82,7 +82,13 @@ template <int S> inline I isar(const I& a) { I r; FP_LANES r.v[i] = a.v[i] >> S;
 // Low bytes of sixteen int32 (values in [-128, 127]).
 inline void istore_i8(int8_t* p, const I& a) { FP_LANES p[i] = int8_t(a.v[i]); }
 inline I iload_i8(const int8_t* p) { I r; FP_LANES r.v[i] = p[i]; return r; }
-inline int32_t ireduce_add(const I& a) { uint32_t s = 0; FP_LANES s += uint32_t(a.v[i]); return int32_t(s); }
+// Sums of each sixteen of 64 bytes.
+inline void isum_i8(const int8_t* p, int32_t* out) {
+  for (int i = 0; i < 4; ++i) {
+    out[i] = 0;
+    for (int j = 0; j < 16; ++j) out[i] += p[16 * i + j];
+  }
+}
 // The tree: lanes 8 apart, then 4, 2, 1.
 inline float reduce_add(const V& a) {
   float b[16];

@@ -60,7 +60,7 @@ struct Prepared {
   Prepared(const fp::Kernels& kernels, fp::ActKind kind, const fp::Norm& norm, const ConstFloats2& x)
       : a{kind, int64_t(x.shape(0)), int64_t(x.shape(1)), nullptr, nullptr, nullptr},
         planes(a.tiles() * a.tile_bytes()),
-        sums(2 * a.rows_pad() * a.k_pad() / fp::kGroup * 4),
+        sums(a.sums_bytes()),
         scale(a.rows_pad() * 4) {
     a.planes = planes.data;
     a.sums = reinterpret_cast<int32_t*>(sums.data);
@@ -130,7 +130,7 @@ void bind_testing(nb::module_& parent) {
     Prepared x_(fp::kernels_for(isa), fp::act_kind(fp::Format(format)), norm, x);
     const fp::Activations& a = x_.a;
     return nb::make_tuple(copied<uint8_t>(a.planes, {size_t(a.tiles() * a.tile_bytes())}),
-                          copied<int32_t>(a.sums, {2, size_t(a.rows_pad()), size_t(a.k_pad() / fp::kGroup)}),
+                          copied<int32_t>(a.sums, {2, size_t(a.rows_pad()), size_t(a.sums_of_row())}),
                           copied<float>(a.scale, {size_t(a.rows_pad())}));
   }, "isa"_a, "format"_a, "x"_a, "kind"_a, "eps"_a, "weight"_a.none(), "bias"_a.none(),
      "(planes, sums, scale) as native/kernels.h describes them, of the kind that a matrix format reads.");

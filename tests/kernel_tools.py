@@ -16,8 +16,14 @@ MODES = ("store", "add", "gate")
 ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
 GROUPED = {"Q4_0": (1, 0, 16), "Q4_1": (2, 0, 16), "Q5_0": (1, 4, 16), "Q5_1": (2, 4, 16), "Q8_0": (1, 0, 32)}
 """Stored type -> halves (d, m), bytes of fifth bits, bytes of quants: one group of 32 weights."""
-PAIRS = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4": "Q4_1", "Q8": "Q8_0", "Q8M": "Q5_1", "Q8C": "F32"}
-"""Format -> a stored type it is packed from."""
+PAIRS = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4": "Q4_1", "Q8": "Q8_0", "Q8M": "Q5_1", "Q8C": "F32",
+         "Q16": "F32"}
+"""Format -> a stored type it is packed from in tests of products."""
+LEVELS = {"Q4": (4, 32, True), "Q4H": (4, 16, True), "Q5": (5, 32, False), "Q5M": (5, 32, True), "Q6": (6, 16, False)}
+"""Format with integer scales -> bits of a level, columns that share a scale, whether there is an M."""
+ROW_SCALED = (*LEVELS, "Q8C", "Q16")
+MOST_UNITS = 0.999 * (2**31 - 1) / 127
+"""What the magnitudes of a row's weights may sum to, in units of its scale: no sum of products can overflow then."""
 
 POOL = _native.Pool(1)
 
@@ -97,7 +103,63 @@ def pack_floats(format: str, values: np.ndarray) -> Packed:
     return pack(format, "F32", *values.shape, values.reshape(-1).view(np.uint8))
 
 
+def encode(format: str, q: np.ndarray, d: np.ndarray, m: np.ndarray | None, row_scale: np.ndarray) -> Packed:
+    """A matrix of levels, its bytes written as docs/kernels.md says: what the packer and the kernels are tested against.
+
+    q: [n, k] levels from 0; d, m: int16 [n, scales of a row]; row_scale: float32 [n].
+    """
+    bits, span, minimum = LEVELS[format]
+    (n, k), n_pad, k_pad = q.shape, -(-q.shape[0] // 16) * 16, -(-q.shape[1] // 64) * 64
+    levels = np.full((n_pad, k_pad), 1 << (bits - 1), np.int64)
+    levels[:n, :k] = q
+    scales = np.zeros((2, n_pad, k_pad // span), np.int16)
+    scales[0, :n, : d.shape[1]] = d
+    if minimum:
+        scales[1, :n, : d.shape[1]] = m
+    high = bits - 4
+    halves = []  # the lines and the scales of each 32 columns of each panel
+    for half in range(n_pad // 16 * k_pad // 32):
+        panel, at = half // (k_pad // 32), half % (k_pad // 32)
+        rows, columns = slice(16 * panel, 16 * panel + 16), slice(32 * at, 32 * at + 32)
+        lines = np.zeros((4 + high, 16, 4), np.uint8)
+        for c, column in enumerate(levels[rows, columns].T):
+            lines[c // 8, :, c % 4] |= ((column & 15) << (4 if c % 8 >= 4 else 0)).astype(np.uint8)
+            if high:
+                v = c // 4
+                lines[4 + high * v // 8, :, c % 4] |= ((column >> 4) << ((high * v + 4) % 8)).astype(np.uint8)
+        some = scales[: 1 + minimum, rows, 32 // span * at : 32 // span * (at + 1)]  # [1 or 2, 16, scales]
+        halves.append((lines.tobytes(), some.transpose(2, 1, 0).tobytes()))
+    body = []
+    for (lines, scale), (lines2, scale2) in zip(halves[::2], halves[1::2], strict=True):
+        body += [lines, lines2, scale, scale2] if len(scale) % 64 else [lines, scale, lines2, scale2]
+    padded = np.zeros(n_pad, np.float32)
+    padded[:n] = row_scale
+    raw = np.frombuffer(b"".join([*body, padded.tobytes()]), np.uint8)
+    data = aligned(raw.size)
+    data[:] = raw
+    return Packed(format, n, k, data, True)
+
+
+def integer_weights(format: str, q: np.ndarray, d: np.ndarray, m: np.ndarray | None) -> np.ndarray:
+    """int64 [n, k]: what the levels, scales and minimums of `encode` mean, in units of the row."""
+    bits, span, _ = LEVELS[format]
+    spread = [np.repeat(part.astype(np.int64), span, axis=1)[:, : q.shape[1]] for part in (d, m) if part is not None]
+    return spread[0] * (q.astype(np.int64) - (1 << (bits - 1))) + (spread[1] if m is not None else 0)
+
+
+def random_levels(format: str, n: int, k: int, rng: np.random.Generator):
+    """(q, d, m, row_scale) for `encode`, of weights that use all of int16 as far as no sum can overflow."""
+    bits, span, minimum = LEVELS[format]
+    scales, limit = -(-k // span), min(32700, MOST_UNITS / k)
+    q = rng.integers(0, 1 << bits, (n, k))
+    d, m = (np.rint(rng.uniform(-1, 1, (n, scales)) * limit * part).astype(np.int16)
+            for part in (0.7 / (1 << (bits - 1)), 0.3))
+    return q, d, m if minimum else None, (0.1 / limit * np.exp(rng.standard_normal(n))).astype(np.float32)
+
+
 def random_packed(format: str, n: int, k: int, rng: np.random.Generator) -> Packed:
+    if format in LEVELS and format != "Q4":
+        return encode(format, *random_levels(format, n, k, rng))
     type = PAIRS[format] if k % 32 == 0 else {"Q4": "F32"}.get(format, PAIRS[format])
     return pack(format, type, n, k, stored(type, n, k, rng))
 

@@ -47,25 +47,20 @@ inline void quantise_row(const float* x, fp::Activations& a, int64_t r) {
   bool usable = amax > 0.0f && amax < 3.0e38f;
   a.scale[r] = usable ? amax / kMost : 0.0f;
   V inverse = vset(usable ? kMost / amax : 0.0f), limit = vset(kMost), lower = vset(-kMost);
-  int32_t* sum_hi = a.group_sums(0, r);
-  int32_t* sum_lo = a.group_sums(1, r);
-  for (int64_t g = 0; g < k_pad; g += 32) {
-    I total_hi = iset(0), total_lo = iset(0);
-    for (int64_t i = g; i < g + 32; i += 16) {
+  for (int64_t block = 0; block < k_pad / 64; ++block) {
+    int8_t *plane_hi = a.block(tile, block, 0) + line * 64, *plane_lo = a.block(tile, block, 1) + line * 64;
+    for (int64_t i = block * 64, at = 0; at < 64; i += 16, at += 16) {
       int left = int(k - i < 16 ? (k > i ? k - i : 0) : 16);
       V scaled = left ? vmul(vload_n(x + i, left), inverse) : vzero();
       // NaN (only in a broken model) falls to the limit by the rule of vmin.
       I v = vround_i32(vmin(vmax(scaled, lower), limit));
       I hi = isar<7>(iadd(v, iset(64)));
       I lo = isub(v, ishl<7>(hi));
-      total_hi = iadd(total_hi, hi);
-      total_lo = iadd(total_lo, lo);
-      int64_t at = line * 64 + i % 64;
-      istore_i8(a.block(tile, i / 64, 0) + at, hi);
-      istore_i8(a.block(tile, i / 64, 1) + at, lo);
+      istore_i8(plane_hi + at, hi);
+      istore_i8(plane_lo + at, lo);
     }
-    sum_hi[g / 32] = ireduce_add(total_hi);
-    sum_lo[g / 32] = ireduce_add(total_lo);
+    isum_i8(plane_hi, a.row_sums(0, r) + 4 * block);
+    isum_i8(plane_lo, a.row_sums(1, r) + 4 * block);
   }
 }
 
@@ -88,6 +83,34 @@ inline void prepare_row(const fp::Norm& norm, const float* in, fp::Activations& 
   }
 }
 
+// The integer of output o and column k in a panel: with row scales what they multiply, else the stored byte.
+template <fp::Format F>
+inline int integer_weight(const uint8_t* panel, int64_t o, int64_t k) {
+  const uint8_t* block = panel + k / 64 * fp::block_bytes(F);
+  const int column = int(k % 64);
+  if constexpr (fp::is_levels(F)) {
+    constexpr fp::Levels L = fp::levels(F);
+    const uint8_t* lines = block + L.lines_at(column / 32);
+    const int c = column % 32, v = c / 4, byte = int(o * 4 + c % 4);
+    int q = lines[c / 8 * 64 + byte] >> (v % 2 * 4) & 15;
+    if constexpr (L.high_bits() > 0) {
+      const int high = lines[256 + L.high_bits() * v / 8 * 64 + byte] >> (L.high_bits() * v + 4) % 8;
+      q |= (high & ((1 << L.high_bits()) - 1)) << 4;
+    }
+    const int16_t* scales = reinterpret_cast<const int16_t*>(block + L.scales_at(column / 32));
+    if constexpr (L.minimum) {
+      scales += c / L.span * 32 + o * 2;
+      return scales[0] * (q - L.zero()) + scales[1];
+    } else {
+      return scales[c / L.span * 16 + o] * (q - L.zero());
+    }
+  } else {
+    const int64_t byte = column / 4 * 64 + o * 4 + column % 4;
+    if constexpr (F == fp::Format::Q16) return int8_t(block[byte]) * 256 + block[1024 + byte];
+    else return int(block[byte]) - 128;
+  }
+}
+
 template <fp::Format F>
 inline float stored_weight(const uint8_t* panel, int64_t o, int64_t k) {
   using fp::Format;
@@ -97,18 +120,12 @@ inline float stored_weight(const uint8_t* panel, int64_t o, int64_t k) {
     return fp::f16_to_f32(reinterpret_cast<const uint16_t*>(panel)[k * 16 + o]);
   } else if constexpr (F == Format::BF16) {
     return fp::bf16_to_f32(reinterpret_cast<const uint16_t*>(panel)[(k / 2) * 32 + o * 2 + k % 2]);
-  } else if constexpr (F == Format::Q4) {
-    const uint8_t* block = panel + k / 32 * 320;
-    int column = int(k % 32);
-    int byte = block[column / 8 * 64 + o * 4 + column % 4];
-    int q = (column % 8 < 4 ? byte & 15 : byte >> 4) - 8;
-    const int16_t* dm = reinterpret_cast<const int16_t*>(block + 256) + o * 2;
-    return float(dm[0] * q + dm[1]);
+  } else if constexpr (fp::has_row_scale(F)) {
+    return float(integer_weight<F>(panel, o, k));
   } else {
     const uint8_t* block = panel + k / 64 * fp::block_bytes(F);
     int column = int(k % 64);
     float q = float(int(block[column / 4 * 64 + o * 4 + column % 4]) - 128);
-    if constexpr (F == Format::Q8C) return q;
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + 1024) + column / 32 * 16 + o;
     float d = fp::f16_to_f32(halves[0]);
     if constexpr (F == Format::Q8M) return std::fma(q, d, fp::f16_to_f32(halves[32]));
@@ -129,9 +146,14 @@ inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
     case fp::Format::F16: return lookup_as<fp::Format::F16>(w, row, out);
     case fp::Format::BF16: return lookup_as<fp::Format::BF16>(w, row, out);
     case fp::Format::Q4: return lookup_as<fp::Format::Q4>(w, row, out);
+    case fp::Format::Q4H: return lookup_as<fp::Format::Q4H>(w, row, out);
+    case fp::Format::Q5: return lookup_as<fp::Format::Q5>(w, row, out);
+    case fp::Format::Q5M: return lookup_as<fp::Format::Q5M>(w, row, out);
+    case fp::Format::Q6: return lookup_as<fp::Format::Q6>(w, row, out);
     case fp::Format::Q8: return lookup_as<fp::Format::Q8>(w, row, out);
     case fp::Format::Q8M: return lookup_as<fp::Format::Q8M>(w, row, out);
     case fp::Format::Q8C: return lookup_as<fp::Format::Q8C>(w, row, out);
+    case fp::Format::Q16: return lookup_as<fp::Format::Q16>(w, row, out);
   }
 }
 

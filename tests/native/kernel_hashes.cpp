@@ -32,23 +32,40 @@ struct Aligned {
   uint8_t* data;
 };
 
+// A stored type that a format is packed from.
+const char* type_for(fp::Format format) {
+  switch (format) {
+    case fp::Format::Q4H: return "Q4_1";
+    case fp::Format::Q5:
+    case fp::Format::Q6: return "Q5_0";
+    case fp::Format::Q5M:
+    case fp::Format::Q8M: return "Q5_1";
+    case fp::Format::Q8: return "Q8_0";
+    default: return "F32";
+  }
+}
+
 void products(const fp::Kernels& kernels) {
   const int64_t n = 37, k = 96;
   std::vector<float> weights(n * k, 0.0f), input(17 * k, 0.0f), bias(n, 0.0f);
   for (auto* values : {&weights, &input, &bias})
     for (float& x : *values) x = uniform() * 3;
   for (int format = 0; format < fp::kFormats; ++format) {
-    if (format == int(fp::Format::Q8) || format == int(fp::Format::Q8M)) continue;  // not made from floats
     fp::Matrix w{fp::Format(format), n, k, nullptr};
+    const int stored = fp::find_stored_type(type_for(w.format));
+    const int64_t row_bytes = fp::stored_row_bytes(fp::stored_type(stored), k);
+    std::vector<uint8_t> levels(size_t(n * row_bytes), 0);
+    for (uint8_t& byte : levels) byte = uint8_t(next() & 0x3f);  // half-precision scales of these bytes are below 2
+    const bool floats = !fp::stored_type(stored).grouped;
     Aligned packed(w.bytes()), scratch(fp::matmul_scratch(k) + fp::pack_scratch(k));
-    if (!fp::pack_panels(w, packed.data, fp::Source::F32, reinterpret_cast<const uint8_t*>(weights.data()), nullptr, 0,
-                         w.panels(), scratch.data))
+    if (!fp::pack_panels(w, packed.data, stored, floats ? reinterpret_cast<const uint8_t*>(weights.data()) : levels.data(),
+                         nullptr, 0, w.panels(), scratch.data))
       return;
     w.data = packed.data;
     std::printf("pack %d %016llx\n", format, static_cast<unsigned long long>(hash(packed.data, size_t(w.bytes()))));
     for (int64_t rows : {1, 3, 17}) {
       fp::Activations x{fp::act_kind(w.format), rows, k, nullptr, nullptr, nullptr};
-      Aligned planes(x.tiles() * x.tile_bytes()), sums(2 * x.rows_pad() * (x.k_pad() / 32) * 4), scale(x.rows_pad() * 4);
+      Aligned planes(x.tiles() * x.tile_bytes()), sums(x.sums_bytes()), scale(x.rows_pad() * 4);
       x.planes = planes.data;
       x.sums = reinterpret_cast<int32_t*>(sums.data);
       x.scale = reinterpret_cast<float*>(scale.data);

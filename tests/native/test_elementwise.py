@@ -69,7 +69,7 @@ def test_fifteen_bit_activations(isa, kind):
             hi, lo = int15_values(planes, count, k)
             assert np.abs(hi).max() <= 127 and lo.min() >= -64 and lo.max() <= 63
             for plane, values in enumerate((hi, lo)):
-                assert same(sums[plane, :count].astype(np.int64), values.reshape(count, -1, 32).sum(2))
+                assert same(sums[plane, :count].astype(np.int64), values.reshape(count, -1, 16).sum(2))
             assert not hi[:, k:].any() and not lo[:, k:].any()  # padding columns
             x = x if kind == "none" else np.array([norm("scalar", kind, weight, bias, row) for row in x])
             step = scale[:count, None].astype(np.float64)

@@ -10,8 +10,10 @@ from forwardpass import _native, config
 from forwardpass.backends.protocol import NormWeights
 from forwardpass.errors import ParameterError
 
-FORMATS = ("F32", "F16", "BF16", "Q4", "Q8", "Q8M", "Q8C")
+FORMATS: tuple[str, ...] = _native.formats
 """Kernel layouts, described in native/kernels.h."""
+ARITHMETIC = {name: _native.activations(number) for number, name in enumerate(FORMATS)}
+"""Layout -> "float32", "bfloat16" or "int8": what a product with it multiplies."""
 KV_DTYPES = ("float32", "bfloat16", "int8")
 _NORMS = {"rms": 1, "layer": 2}
 _MODES = {"store": 0, "add": 1}

@@ -22,7 +22,6 @@ from forwardpass.weights import packed
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_INTEGER_TYPES = {"Q4", "Q8", "Q8M", "Q8C"}
 _SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".gate", ".up"))
 _KEPT = ("embed.positions.weight", "mlp.router.weight", "mlp.shared_gate.weight")
 _ALIGNMENT = 64
@@ -97,9 +96,7 @@ def _agree(formats: dict[str, str]) -> None:
         for target in [name for name in formats if name.endswith(stems[0] + ".weight")]:
             layer = target.removesuffix(stems[0] + ".weight")
             group = [f"{layer}{stem}.weight" for stem in stems]
-            kinds = {"integer" if formats[name] in _INTEGER_TYPES else formats[name].replace("F16", "F32")
-                     if formats[name] != "BF16" else "BF16" for name in group}
-            if len(kinds) > 1:
+            if len({native.ARITHMETIC[formats[name]] for name in group}) > 1:
                 formats.update(dict.fromkeys(group, "F32"))
 
 

@@ -7,14 +7,14 @@ from forwardpass.errors import ParameterError
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 
-_AS_STORED = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4_0": "Q4", "Q4_1": "Q4", "Q5_0": "Q8M", "Q5_1": "Q8M",
+_AS_STORED = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4_0": "Q4", "Q4_1": "Q4", "Q5_0": "Q5", "Q5_1": "Q5M",
               "Q8_0": "Q8"}
 _REQUESTED = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8C", "int4": "Q4"}
 
 
 def kernel_format(stored: str, dtype: str) -> str:
-    """"auto" keeps every stored bit: four-bit types go to Q4, whose scales are 16-bit integers relative to one float a
-    row; five-bit types go to bytes with scale and minimum; floats stay as they are."""
+    """"auto" keeps every stored level. Types of four to six bits go to layouts whose scales are 16-bit integers relative
+    to one float a row; eight-bit ones keep their scales; floats stay as they are."""
     return _AS_STORED[stored] if dtype == "auto" else _REQUESTED[dtype]
 
 

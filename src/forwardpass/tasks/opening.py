@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forwardpass import config
-from forwardpass.backends.native import FORMATS, NativeBackend
+from forwardpass.backends.native import ARITHMETIC, FORMATS, NativeBackend
 from forwardpass.decoding.params import TokenFacts
 from forwardpass.decoding.stops import union_of_end_ids
 from forwardpass.errors import ForwardpassError
@@ -26,9 +26,6 @@ from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
-
-_ARITHMETIC = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
-
 
 KEPT_VOCABULARY = 10_000
 """Tokens from which on a vocabulary is worth a file of its own in the cache."""
@@ -108,7 +105,7 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
 def _arithmetic(weights: Weights) -> str:
     sizes: Counter[str] = Counter()
     for matrix in weights.matrices.values():
-        sizes[_ARITHMETIC.get(FORMATS[matrix.format], "int8")] += matrix.n * matrix.k
+        sizes[ARITHMETIC[FORMATS[matrix.format]]] += matrix.n * matrix.k
     return sizes.most_common(1)[0][0]
 
 

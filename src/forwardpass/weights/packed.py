@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-LAYOUT = 1
+LAYOUT = 2
 """Counts up whenever a kernel layout or the order of the arena changes."""
 MIN_BYTES = 8 << 20
 """Smaller models are packed faster than their cache file is found."""
