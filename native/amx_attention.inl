@@ -4,6 +4,7 @@
 // (INT8: made bfloat16 on the way). Tiles 0-3 are sums, 4 and 5 are A, 6 and 7 are B. Up to 16 rows the four sums are
 // four blocks of 16 positions or dimensions; above, two blocks for rows 0-15 (0, 1) and for the others (2, 3).
 #include "generic/attention_cache.inl"
+#include "generic/attention_scores.inl"
 #include "generic/attention_core.inl"
 #include "generic/attention_schedule.inl"
 
@@ -51,6 +52,9 @@ struct TileCore {
 
   const fp::Attention& a;
   const int64_t d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
+  // Scores are completed where they stand: others than that are only multiplied by the keys' scales, whenever they are
+  // read. (Rotated keys have scales that are known no longer when p is computed.)
+  const bool in_place = a.changes.any() || (kScaled && a.rotate_on_read);
   int configured = 0;
 
   void begin(const Span& x) {
@@ -118,18 +122,41 @@ struct TileCore {
         _tile_stored(3, to + block + 256, 64);
       }
     }
-    if (all_visible(x, page)) largest<true>(x, page, data, buffer, most);
-    else largest<false>(x, page, data, buffer, most);
+    if (in_place) complete(x, page, data, buffer);
+    by_case(x, page, [&](auto full, auto scaled) { largest<full, scaled>(x, page, data, buffer, most); });
   }
 
-  template <bool Full>
+  void complete(const Span& x, int64_t page, const uint8_t* data, float* buffer) {
+    const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
+    for (int b = 0; b < 4; ++b)
+      for (int r = 0; r < x.rows; ++r) {
+        float* at = buffer + (b * x.rows + r) * 16;
+        V s = vload(at);
+        if (kScaled) s = vmul(s, vload(scales + b * 16));
+        if (a.changes.any()) s = changed(a, x, r, page * fp::kPage + b * 16, s);
+        vstore(at, s);
+      }
+  }
+
+  // f(whether all rows see the whole page, whether the scores are still to be multiplied by the keys' scales).
+  template <class F>
+  void by_case(const Span& x, int64_t page, F f) {
+    using Yes = std::true_type;
+    using No = std::false_type;
+    const bool full = all_visible(x, page);
+    using Scaled = std::bool_constant<kScaled>;
+    if (kScaled && !in_place) full ? f(Yes(), Scaled()) : f(No(), Scaled());
+    else full ? f(Yes(), No()) : f(No(), No());
+  }
+
+  template <bool Full, bool Scaled>
   void largest(const Span& x, int64_t page, const uint8_t* data, const float* buffer, float* most) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
     for (int r = 0; r < x.rows; ++r) {
       const uint64_t visible = Full ? 0 : visible_bits(x, r, page);
       V s[4];
 #pragma GCC unroll 4
-      for (int b = 0; b < 4; ++b) s[b] = visible_score<Full>(x, visible, r, b, scales, buffer);
+      for (int b = 0; b < 4; ++b) s[b] = visible_score<Full, Scaled>(x, visible, r, b, scales, buffer);
       vstore(most + r * 16, vmax(vmax(vload(most + r * 16), vmax(s[0], s[1])), vmax(s[2], s[3])));
     }
   }
@@ -148,10 +175,10 @@ struct TileCore {
     return below(x.high[r]) & ~below(x.low[r]);
   }
 
-  template <bool Full>
+  template <bool Full, bool Scaled>
   static V visible_score(const Span& x, uint64_t visible, int r, int b, const float* scales, const float* buffer) {
     V s = vload(buffer + (b * x.rows + r) * 16);
-    if (kScaled) s = vmul(s, vload(scales + b * 16));
+    if (Scaled) s = vmul(s, vload(scales + b * 16));
     if (Full) return s;
     return _mm512_mask_blend_ps(__mmask16(visible >> (16 * b)), vset(-__builtin_inff()), s);
   }
@@ -159,11 +186,10 @@ struct TileCore {
   // Scores become p as A tiles, [2 (32 positions)][rows][32] bfloat16, in the first half of the buffer. A row's
   // lines are written where its own scores were.
   void weights(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
-    if (all_visible(x, page)) exponentials<true>(x, page, data, most, buffer, sums);
-    else exponentials<false>(x, page, data, most, buffer, sums);
+    by_case(x, page, [&](auto full, auto scaled) { exponentials<full, scaled>(x, page, data, most, buffer, sums); });
   }
 
-  template <bool Full>
+  template <bool Full, bool Scaled>
   void exponentials(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
     for (int r = 0; r < x.rows; ++r) {
@@ -172,7 +198,7 @@ struct TileCore {
       V p[4];
 #pragma GCC unroll 4
       for (int b = 0; b < 4; ++b)
-        p[b] = vexp2_short(vfma(visible_score<Full>(x, visible, r, b, scales, buffer), vset(kLog2E), shift));
+        p[b] = vexp2_short(vfma(visible_score<Full, Scaled>(x, visible, r, b, scales, buffer), vset(kLog2E), shift));
       vstore(sums + r * 16, vadd(vadd(vadd(p[0], p[1]), p[2]), p[3]));
       if (kScaled) {
 #pragma GCC unroll 4

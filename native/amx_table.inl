@@ -5,6 +5,7 @@
 #include "simd_avx512.h"
 
 #include <cmath>
+#include <type_traits>
 
 #include "formats.h"
 

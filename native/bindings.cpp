@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "arrays.h"
@@ -67,6 +69,7 @@ struct PyProgram {
   fp::Program program;
   std::vector<nb::object> matrices;
   std::vector<ConstFloats> vectors;
+  std::vector<ConstFloats2> tables;
   std::vector<std::shared_ptr<fp::RotaryTable>> rotary;
   int64_t vocabulary = 0, position_rows = 0, layers = 0;
   std::vector<fp::KvLayout> layouts;
@@ -77,6 +80,18 @@ struct PyProgram {
     for (const fp::KvLayout& layout : layouts)
       require(layout.type == memory.layout.type && layout.kv_heads == memory.layout.kv_heads &&
                   layout.head_dim == memory.layout.head_dim, "the cache has another layout");
+  }
+  bool rotates_on_read() const {
+    return std::any_of(rotary.begin(), rotary.end(), [](const auto& table) { return table->rotates_on_read(); });
+  }
+  void check_rotary(int64_t sequences, const std::optional<Ints>& regime, const std::optional<Ints>& lengths) const {
+    auto in_range = [&](const std::optional<Ints>& values, int64_t limit, const char* what) {
+      if (!values) return;
+      require(int64_t(values->size()) == sequences, what);
+      for (int64_t s = 0; s < sequences; ++s) require(values->data()[s] >= 0 && values->data()[s] < limit, what);
+    };
+    in_range(regime, 2, "a rotary regime is 0 or 1, one for each sequence");
+    in_range(lengths, int64_t(1) << 24, "a length is out of range, one for each sequence");
   }
   const float* floats(const std::optional<ConstFloats>& array, int64_t size) {
     if (!array) return nullptr;
@@ -199,15 +214,32 @@ NB_MODULE(_native, m) {
      "Packs stored rows into `out`. False if a weight is NaN or infinite.");
 
   nb::class_<fp::RotaryTable>(m, "RotaryTable")
-      .def(nb::init<std::vector<float>, float>(), "inv_freq"_a, "factor"_a)
+      .def("__init__", [](fp::RotaryTable* self, std::vector<float> inv_freq, float factor,
+                          std::vector<float> long_inv_freq, std::optional<std::tuple<double, double, int64_t>> ntk) {
+        require(!inv_freq.empty() && (long_inv_freq.empty() || long_inv_freq.size() == inv_freq.size()),
+                "rotary frequencies");
+        std::unique_ptr<fp::DynamicNtk> dynamic;
+        if (ntk) {
+          auto [base, growth, trained] = *ntk;
+          require(long_inv_freq.empty() && inv_freq.size() > 1 && base > 0 && growth >= 1 && trained > 0,
+                  "dynamic rotary frequencies");
+          dynamic = std::make_unique<fp::DynamicNtk>(fp::DynamicNtk{base, growth, trained});
+        }
+        new (self) fp::RotaryTable(std::move(inv_freq), factor, std::move(long_inv_freq), std::move(dynamic));
+      }, "inv_freq"_a, "factor"_a, "long_inv_freq"_a = std::vector<float>(), "ntk"_a.none() = nb::none())
       .def("rows", [](fp::RotaryTable& self, int64_t positions) {
-        self.reserve(positions);
+        fp::RotaryRows& rows = self.plain();
+        rows.reserve(positions);
         size_t size = size_t(positions * self.dim() / 2);
         auto cos = new_array<float>(size), sin = new_array<float>(size);
-        std::copy_n(self.cos(), size, cos.data());
-        std::copy_n(self.sin(), size, sin.data());
+        std::copy_n(rows.turns().cos, size, cos.data());
+        std::copy_n(rows.turns().sin, size, sin.data());
         return nb::make_tuple(cos, sin);
-      });
+      }, "positions"_a, "(cos, sin) of the plain frequencies, [positions * dim / 2] each.")
+      .def("frequencies", [](const fp::RotaryTable& self, int64_t length) {
+        require(self.rotates_on_read(), "these frequencies do not depend on the length");
+        return self.frequencies(length);
+      }, "length"_a, "What a sequence of this length is rotated with, under dynamic scaling.");
 
   nb::class_<PyKvMemory>(m, "KvMemory")
       .def(nb::init<int, int64_t, int64_t, int64_t, int64_t>(), "kv_type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a,
@@ -374,7 +406,8 @@ NB_MODULE(_native, m) {
       })
       .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,
                            int64_t head_dim, float scale, int64_t window, int kv_type,
-                           std::shared_ptr<fp::RotaryTable> rotary, const std::string& label) {
+                           std::shared_ptr<fp::RotaryTable> rotary, std::optional<ConstFloats> slopes, float softcap,
+                           std::optional<ConstFloats2> bias, const std::string& label) {
         fp::Op op = make_op(fp::OpKind::Attention, label);
         op.in = qkv;
         op.out = out;
@@ -390,20 +423,31 @@ NB_MODULE(_native, m) {
         if (rotary) {
           require(rotary->dim() <= head_dim, "rotary dimensions exceed the head");
           a.rotary_dim = rotary->dim();
+          a.rotate_on_read = rotary->rotates_on_read();
           op.rotary = rotary.get();
           self.rotary.push_back(rotary);
           self.needs_positions = true;
+        }
+        require(softcap >= 0, "a soft cap is positive, or 0 for none");
+        a.changes.softcap = softcap;
+        a.changes.slopes = self.floats(slopes, heads);
+        if (bias) {
+          const int64_t columns = int64_t(bias->shape(1)), beyond = 2 * fp::ScoreChanges::kBeyond;
+          require(int64_t(bias->shape(0)) == heads && columns > beyond && columns % 2 == 1, "relative bias");
+          a.changes.reach = (columns - 1 - beyond) / 2;
+          a.changes.bias = bias->data();
+          self.tables.push_back(*bias);
         }
         self.layers = std::max(self.layers, layer + 1);
         self.layouts.push_back(a.layout);
         self.needs_cache = true;
         self.program.add(std::move(op));
       }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
-         "rotary"_a.none(), "label"_a)
+         "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a)
       .def("run", [](PyProgram& self, int64_t rows, std::optional<Ints> ids, std::optional<Ints> positions,
                      std::optional<Ints> wanted, std::optional<Ints> starts, std::optional<Ints> past,
                      std::optional<Ints2> tables, PyKvMemory* memory, std::vector<std::tuple<int, Floats2>> bound,
-                     bool timed) {
+                     bool timed, std::optional<Ints> regime, std::optional<Ints> lengths) {
         fp::Step step;
         step.rows = rows;
         require(rows > 0, "no rows");
@@ -450,6 +494,16 @@ NB_MODULE(_native, m) {
             step.longest_context = std::max(step.longest_context, context);
           }
         }
+        self.check_rotary(step.sequences, regime, lengths);
+        if (regime) step.regime = regime->data();
+        if (lengths) step.lengths = lengths->data();
+        for (int64_t s = 0; s < step.sequences && self.rotates_on_read(); ++s)
+          for (int64_t r = step.starts[s]; r < step.starts[s + 1]; ++r)
+            require(step.positions[r] == step.past[s] + r - step.starts[s],
+                    "dynamic rotary frequencies need positions that are the cache's slots");
+        for (int64_t s = 0; s < step.sequences && lengths; ++s)
+          require(step.lengths[s] == 0 || step.lengths[s] >= step.past[s] + step.starts[s + 1] - step.starts[s],
+                  "a sequence is longer than its length");
         for (auto& [id, array] : bound) {
           require(int64_t(array.shape(1)) == self.program.width(id), "a bound array has the wrong width");
           require(int64_t(array.shape(0)) >= (&array == &std::get<1>(bound[0]) ? in_rows : rows),
@@ -460,7 +514,8 @@ NB_MODULE(_native, m) {
         for (auto& [id, array] : bound) self.program.bind(id, array.data());
         self.program.run(step, timed);
       }, "rows"_a, "ids"_a.none(), "positions"_a.none(), "wanted"_a.none(), "starts"_a.none(), "past"_a.none(),
-         "tables"_a.none(), "memory"_a.none(), "bound"_a, "timed"_a)
+         "tables"_a.none(), "memory"_a.none(), "bound"_a, "timed"_a, "regime"_a.none() = nb::none(),
+         "lengths"_a.none() = nb::none())
       .def("timings", [](PyProgram& self) {
         nb::list out;
         for (const fp::Op& op : self.program.ops()) out.append(nb::make_tuple(op.label, op.seconds));
@@ -471,7 +526,8 @@ NB_MODULE(_native, m) {
   // buffers: embed out; layers in, out; project in, out.
   m.def("greedy_steps", [](PyProgram& embed, PyProgram& layers, PyProgram& project, std::vector<int> buffers, Ints ids,
                            Ints positions, Ints past, Ints2 tables, PyKvMemory& memory, int64_t steps,
-                           int64_t vocabulary, std::vector<Ints> ends, bool timed) {
+                           int64_t vocabulary, std::vector<Ints> ends, bool timed, std::optional<Ints> regime,
+                           std::optional<Ints> lengths) {
     const int64_t count = int64_t(ids.size()), blocks = int64_t(tables.shape(1));
     const int64_t width = embed.program.width(buffers.at(0)), logits_width = project.program.width(buffers.at(4));
     require(count > 0 && steps > 0 && buffers.size() == 5, "greedy steps of nothing");
@@ -479,7 +535,11 @@ NB_MODULE(_native, m) {
                 int64_t(ends.size()) == count, "arguments disagree on the number of sequences");
     require(vocabulary > 0 && vocabulary <= logits_width && vocabulary <= embed.vocabulary, "vocabulary");
     layers.check_memory(memory);
+    layers.check_rotary(count, regime, lengths);
+    const bool on_read = layers.rotates_on_read();
     fp::Greedy run;
+    if (regime) run.regime.assign(regime->data(), regime->data() + count);
+    if (lengths) run.lengths.assign(lengths->data(), lengths->data() + count);
     for (int64_t s = 0; s < count; ++s) {
       int64_t id = ids.data()[s], position = positions.data()[s], context = past.data()[s] + steps;
       require(id >= 0 && id < embed.vocabulary, "a token id is out of range");
@@ -487,6 +547,10 @@ NB_MODULE(_native, m) {
               "a position is out of range");
       require(past.data()[s] >= 0 && context <= blocks * fp::kPage, "a block table is too short");
       for (int64_t b = 0; b < (context + fp::kPage - 1) / fp::kPage; ++b) memory.check(tables.data()[s * blocks + b]);
+      require(!on_read || position == past.data()[s],
+              "dynamic rotary frequencies need positions that are the cache's slots");
+      require(!lengths || lengths->data()[s] == 0 || lengths->data()[s] > past.data()[s],
+              "a sequence is longer than its length");
       run.ids.push_back(int32_t(id));
       run.positions.push_back(int32_t(position));
       run.past.push_back(past.data()[s]);
@@ -509,7 +573,7 @@ NB_MODULE(_native, m) {
     std::copy_n(run.tokens.data(), done, tokens.data());
     return nb::make_tuple(tokens, run.seconds[0], run.seconds[1], run.seconds[2]);
   }, "embed"_a, "layers"_a, "project"_a, "buffers"_a, "ids"_a, "positions"_a, "past"_a, "tables"_a, "memory"_a, "steps"_a,
-     "vocabulary"_a, "ends"_a, "timed"_a,
+     "vocabulary"_a, "ends"_a, "timed"_a, "regime"_a.none() = nb::none(), "lengths"_a.none() = nb::none(),
      "Up to `steps` steps of the likeliest token, step by step for all sequences: int32 [steps done * sequences], and "
      "the seconds of the three stages.");
 

@@ -1,7 +1,7 @@
-// The AMX tile instructions in plain C++, under the names of their intrinsics: so that the tile code can be tested on a
-// machine without tiles. Include after <immintrin.h>. The results are the unit's, bit for bit, as long as subnormals are
-// flushed (DenormalGuard), which the unit always does. Using tiles whose shapes do not fit together, or that are not
-// configured, is a fault on the real unit; here it ends the process with a message.
+// The AMX tile instructions in plain C++, under the names of their intrinsics, so that tile code can be tested where there
+// are no tiles. Include after <immintrin.h>. The results are the unit's, bit for bit, as long as subnormals are flushed
+// (DenormalGuard), which the unit always does. Using tiles whose shapes do not fit together, or that are not configured,
+// is a fault on the real unit; here it ends the process with a message.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -56,7 +56,7 @@ struct EmulatedTiles {
       uint16_t bytes;
       std::memcpy(&bytes, config + 16 + 2 * t, 2);
       const int rows = config[48 + t];
-      require(rows <= kRows && bytes <= kBytes && (rows == 0) == (bytes == 0), "a tile has at most 16 rows of 64 bytes");
+      require(rows <= kRows && bytes <= kBytes && (rows == 0) == (bytes == 0), "a tile has up to 16 rows of 64 bytes");
       tile[t] = Tile{};
       tile[t].rows = rows;
       tile[t].bytes = bytes;

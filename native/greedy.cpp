@@ -28,6 +28,8 @@ void Greedy::run(Program& embed, Program& layers, Program& project, int64_t step
     step.positions = positions.data();
     step.wanted = step.starts = rows.data();
     step.past = past.data();
+    step.regime = regime.empty() ? nullptr : regime.data();
+    step.lengths = lengths.empty() ? nullptr : lengths.data();
     step.tables = tables;
     step.table_stride = table_stride;
     step.pool = pool;
@@ -51,6 +53,7 @@ void Greedy::run(Program& embed, Program& layers, Program& project, int64_t step
       ++positions[size_t(s)];
       ++past[size_t(s)];
     }
+    for (int32_t& length : lengths) length += length > 0;
     if (ended) return;
   }
 }

@@ -13,6 +13,7 @@ namespace fp {
 
 struct Greedy {
   std::vector<int32_t> ids, positions, past;  // of each sequence, advanced by run()
+  std::vector<int32_t> regime, lengths;       // see Step; empty = none. Lengths advance, a regime stays
   std::vector<std::vector<int32_t>> ends;     // tokens that end each sequence: run() returns after one
   const int32_t* tables = nullptr;
   int64_t table_stride = 0;

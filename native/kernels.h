@@ -197,6 +197,23 @@ struct KvLayout {
   int64_t head_bytes() const { return 2 * page_bytes() + (type == KvType::INT8 ? 2 * kPage * 4 : 0); }
 };
 
+// Where the cos and sin of a sequence's positions stand, [positions][rotary_dim / 2] each.
+struct Turns {
+  const float *cos, *sin;
+};
+
+// What is done to the scores of a model that has it (generic/attention_scores.inl): soft-capping, ALiBi, a bias by
+// relative position. The arrays are null where it has not.
+struct ScoreChanges {
+  static constexpr int64_t kBeyond = 15;  // so that any sixteen keys find their biases side by side
+  float softcap = 0;
+  const float* slopes = nullptr;  // [heads]
+  const float* bias = nullptr;    // [heads][stride], by key - query from -reach - kBeyond to reach + kBeyond; beyond
+  int64_t reach = 0;              // reach all are the same
+  int64_t stride() const { return 2 * (reach + kBeyond) + 1; }
+  bool any() const { return softcap > 0 || slopes || bias; }
+};
+
 // One layer's attention over a packed batch. Rows of sequence s: [starts[s], starts[s+1]); row i of it takes cache
 // slot past[s] + i and sees the slots before it and itself (the last `window` of them if window > 0).
 struct Attention {
@@ -206,8 +223,9 @@ struct Attention {
   float scale;
   int64_t window;             // 0 = none
   int64_t rotary_dim;         // 0 = none; pairs (j, j + rotary_dim / 2)
-  const float* cos;           // [positions][rotary_dim / 2]
-  const float* sin;
+  const Turns* turns;         // [sequences]
+  bool rotate_on_read;        // keys are cached unrotated, and rotated by their slot when they are read
+  ScoreChanges changes;
   uint8_t* pool;
   int64_t block_bytes;
   int64_t sequences;

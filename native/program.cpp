@@ -17,40 +17,7 @@ constexpr int64_t kHugeFrom = 1 << 20;
 // What a thread asks for of its next stream of weights before it waits for the others: hides the latency of its start.
 constexpr int64_t kFetchAhead = 4096;
 
-// sin and cos of x >= 0 in double precision: reduction by multiples of pi/2 in three parts, Taylor polynomials.
-void sin_cos(double x, double& sine, double& cosine) {
-  double n = std::nearbyint(x * 0.63661977236758134308);
-  double r = x - n * 1.5707963267341256;
-  r -= n * 6.0771005063039660e-11;
-  r -= n * 2.0222662487959506e-21;
-  double z = r * r;
-  double s = r + r * z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 + z * (-1.0 / 39916800 + z * (1.0 / 6227020800.0))))));
-  double c = 1 + z * (-0.5 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z * (1.0 / 479001600.0 + z * (-1.0 / 87178291200.0)))))));
-  switch (int64_t(n) & 3) {
-    case 0: sine = s; cosine = c; break;
-    case 1: sine = c; cosine = -s; break;
-    case 2: sine = -s; cosine = -c; break;
-    default: sine = -c; cosine = s;
-  }
-}
-
 }  // namespace
-
-void RotaryTable::reserve(int64_t positions) {
-  if (positions <= positions_) return;
-  positions = round_up(positions, 256);
-  const int64_t half = int64_t(inv_freq_.size());
-  cos_.resize(size_t(positions * half));
-  sin_.resize(size_t(positions * half));
-  for (int64_t p = positions_; p < positions; ++p)
-    for (int64_t j = 0; j < half; ++j) {
-      double s, c;
-      sin_cos(double(float(p) * inv_freq_[size_t(j)]), s, c);
-      cos_[size_t(p * half + j)] = float(c) * factor_;
-      sin_[size_t(p * half + j)] = float(s) * factor_;
-    }
-  positions_ = positions;
-}
 
 void Program::Memory::reserve(int64_t wanted) {
   if (wanted <= bytes) return;
@@ -64,6 +31,7 @@ void Program::prepare_memory(const Step& step) {
   scratch_.resize(size_t(pool_->size()));
   for (size_t i = 0; i < widths_.size(); ++i)
     if (!bound_[i]) buffers_[i].reserve(step.rows * widths_[i] * 4 + 64);
+  for (RotaryTable* table : rotaries_) table->prepare(step);
   int64_t shared = 0, own = 0, scratch = 0, common = 64, mixture = 0;
   for (Op& op : ops_) {
     if (op.kind == OpKind::Linear || op.kind == OpKind::Gated) {
@@ -79,7 +47,6 @@ void Program::prepare_memory(const Step& step) {
         for (int64_t k : {mlp.gate.w.k, mlp.down.w.k}) scratch = std::max(scratch, matmul_scratch(k));
     }
     if (op.kind == OpKind::Attention) {
-      if (op.rotary) op.rotary->reserve(step.last_position + 1);
       scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, step.longest_context));
       common = std::max(common, kernels_.attention_common(op.attention, step.rows, step.longest_context));
     }
@@ -212,7 +179,7 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
     case OpKind::Experts: experts(op, index, step, team); return;
     case OpKind::Attention: {
       Attention a = op.attention;
-      if (op.rotary) { a.cos = op.rotary->cos(); a.sin = op.rotary->sin(); }
+      if (op.rotary) a.turns = op.rotary->turns();
       a.pool = step.pool;
       a.block_bytes = step.block_bytes;
       a.sequences = step.sequences;

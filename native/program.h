@@ -13,25 +13,9 @@
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
+#include "rotary.h"
 
 namespace fp {
-
-// cos and sin of position * inv_freq for rotary embeddings, extended on demand. Angles are rounded to float32 first, as
-// the reference implementations do, then evaluated in double precision.
-class RotaryTable {
- public:
-  RotaryTable(std::vector<float> inv_freq, float factor) : inv_freq_(std::move(inv_freq)), factor_(factor) {}
-  void reserve(int64_t positions);
-  int64_t dim() const { return int64_t(inv_freq_.size()) * 2; }
-  const float* cos() const { return cos_.data(); }
-  const float* sin() const { return sin_.data(); }
-
- private:
-  std::vector<float> inv_freq_;
-  float factor_;
-  int64_t positions_ = 0;
-  std::vector<float> cos_, sin_;
-};
 
 enum class OpKind : int {
   Embed, Positions, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Experts, Attention
@@ -41,7 +25,6 @@ enum class OpKind : int {
 constexpr bool row_wise(OpKind kind) { return kind <= OpKind::Clip; }
 // Whether it is worth waking the other threads for a few rows of it.
 constexpr bool is_heavy(OpKind kind) { return kind >= OpKind::Linear; }
-
 
 // Up to this many rows each thread first has contiguous panels of its own, one stream of weights, and only the last part
 // is taken as threads come free; above, all panels are. So a thread that the machine slows holds nobody up for long
@@ -82,6 +65,8 @@ struct Step {
   int64_t table_stride = 0;
   uint8_t* pool = nullptr;
   int64_t block_bytes = 0;
+  const int32_t* regime = nullptr;   // [sequences], 0 or 1: which of two lists of rotary frequencies; null = all 0
+  const int32_t* lengths = nullptr;  // [sequences]: the length that dynamic frequencies follow, 0 = plain; null = all 0
   int64_t longest_context = 0;
   int64_t last_position = 0;
 };
@@ -94,6 +79,8 @@ class Program {
   void add(Op op) {
     heavy_ = heavy_ || is_heavy(op.kind);
     if (!ops_.empty() && row_wise(ops_.back().kind) && row_wise(op.kind)) ops_.back().meet = false;
+    if (op.rotary && std::find(rotaries_.begin(), rotaries_.end(), op.rotary) == rotaries_.end())
+      rotaries_.push_back(op.rotary);
     ops_.push_back(std::move(op));
   }
   const std::vector<Op>& ops() const { return ops_; }
@@ -136,6 +123,7 @@ class Program {
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;
   std::vector<Op> ops_;
+  std::vector<RotaryTable*> rotaries_;  // each once, however many layers share it
   bool heavy_ = false;  // has matrix products
   std::vector<int64_t> widths_;
   std::vector<float*> bound_;

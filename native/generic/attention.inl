@@ -2,7 +2,8 @@
 // number of threads and any cut of a prompt into chunks. For each query head of each row:
 //   q      rotated, multiplied by `scale`, rounded to bfloat16 (BF16 and INT8 caches)
 //   score  of a position: for every 32 dimensions even = odd = 0, 16 steps of fma on even and on odd dimensions,
-//          score += even + odd, which is what an AMX tile product does; INT8: then score *= k_scale[position]
+//          score += even + odd, which is what an AMX tile product does; INT8: then score *= k_scale[position];
+//          then the changes of attention_scores.inl
 //   p      e^(score - the largest visible score); invisible positions have p = 0
 //   sum    of p, before it is rounded: per page sixteen lanes, over its four blocks of 16 positions in order; pages in
 //          order; then the tree
@@ -11,6 +12,7 @@
 // F32: one fma chain over dimensions, one over positions, nothing rounded.
 // Blocks of positions where p is 0 everywhere add zero, so it is free which of them are computed.
 #include "attention_cache.inl"
+#include "attention_scores.inl"
 #include "attention_core.inl"
 #include "attention_schedule.inl"
 

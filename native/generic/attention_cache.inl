@@ -14,6 +14,7 @@ struct Span {
   int64_t page0, page1;               // pages that any row sees
   int64_t all_low, all_high;          // positions in [all_low, all_high) are visible to every row
   int64_t low[kSpanRows], high[kSpanRows];
+  int64_t head[kSpanRows];            // the query head
 };
 
 inline int64_t group_of(const fp::Attention& a) { return a.heads / a.layout.kv_heads; }
@@ -27,6 +28,7 @@ inline Span make_span(const fp::Attention& a, int64_t s, int64_t kv_head, int64_
   for (int r = 0; r < rows; ++r) {
     x.high[r] = a.past[s] + query + 1;
     x.low[r] = a.window > 0 ? larger(0, x.high[r] - a.window) : 0;
+    x.head[r] = kv_head * group + member;
     if (++member == group) member = 0, ++query;
   }
   x.page0 = x.low[0] / fp::kPage;
@@ -46,34 +48,41 @@ inline uint8_t* head_data(const fp::Attention& a, int64_t s, int64_t kv_head, in
          (a.layer * a.layout.kv_heads + kv_head) * a.layout.head_bytes();
 }
 
-// head_dim floats with zeros up to d_pad, the first rotary_dim of them rotated as row `row` of the batch.
-inline void load_head(const fp::Attention& a, const float* in, bool rotate, int64_t row, float* out) {
-  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), half = a.rotary_dim / 2;
+// head_dim floats with zeros up to d_pad.
+inline void load_head(const fp::Attention& a, const float* in, float* out) {
+  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad();
   for (int64_t i = 0; i < d_pad; i += 16) vstore(out + i, vload_n(in + i, int(larger(0, smaller(16, d - i)))));
-  if (!rotate || half == 0) return;
-  const float* cos = a.cos + a.positions[row] * half;
-  const float* sin = a.sin + a.positions[row] * half;
+}
+
+// Rotates the first rotary_dim floats of a head as a sequence's position.
+inline void rotate(const fp::Attention& a, int64_t s, int64_t position, float* head) {
+  const int64_t half = a.rotary_dim / 2;
+  if (half == 0) return;
+  const float *cos = a.turns[s].cos + position * half, *sin = a.turns[s].sin + position * half;
   for (int64_t j = 0; j < half; j += 16) {
     const int n = int(smaller(16, half - j));
-    V x = vload_n(in + j, n), y = vload_n(in + half + j, n), c = vload_n(cos + j, n), s = vload_n(sin + j, n);
-    vstore_n(out + j, vfma(y, vsub(vzero(), s), vmul(x, c)), n);
-    vstore_n(out + half + j, vfma(x, s, vmul(y, c)), n);
+    V x = vload_n(head + j, n), y = vload_n(head + half + j, n), c = vload_n(cos + j, n), d = vload_n(sin + j, n);
+    vstore_n(head + j, vfma(y, vsub(vzero(), d), vmul(x, c)), n);
+    vstore_n(head + half + j, vfma(x, d, vmul(y, c)), n);
   }
 }
 
-// Where row r of the span stands in the batch, and its head.
+// Where row r of the span stands in the batch.
 inline int64_t batch_row(const fp::Attention& a, const Span& x, int r) {
   return a.starts[x.sequence] + x.high[r] - 1 - a.past[x.sequence];
-}
-inline int64_t query_head(const fp::Attention& a, const Span& x, int r) {
-  const int64_t query = x.high[r] - 1 - a.past[x.sequence], group = group_of(a);
-  return x.kv_head * group + x.first + r - query * group;
 }
 
 // Row r of the span, rotated: d_pad floats, still to be multiplied by `scale`.
 inline void load_query(const fp::Attention& a, const Span& x, int r, float* out) {
   const int64_t row = batch_row(a, x, r);
-  load_head(a, a.qkv + row * a.ld + query_head(a, x, r) * a.layout.head_dim, true, row, out);
+  load_head(a, a.qkv + row * a.ld + x.head[r] * a.layout.head_dim, out);
+  if (a.rotary_dim > 0) rotate(a, x.sequence, a.positions[row], out);
+}
+
+// The key of a batch row as it is cached.
+inline void load_key_row(const fp::Attention& a, int64_t s, int64_t row, const float* in, float* out) {
+  load_head(a, in, out);
+  if (a.rotary_dim > 0 && !a.rotate_on_read) rotate(a, s, a.positions[row], out);
 }
 
 // One position of a page: pairs of K dimensions lie 16 pairs apart, V dimensions at every second place.
@@ -127,10 +136,10 @@ inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, in
     uint8_t* page = head_data(a, s, kv_head, slot / fp::kPage);
     Element* values = reinterpret_cast<Element*>(page + page_bytes);
     float* scales = reinterpret_cast<float*>(page + 2 * page_bytes);
-    load_head(a, in, true, row, x);
+    load_key_row(a, s, row, in, x);
     const float k_scale = narrow_head(x, d_pad, k);
     store_key(reinterpret_cast<Pair*>(page), k, o, d_pad);
-    load_head(a, in + a.layout.kv_heads * d, false, row, x);
+    load_head(a, in + a.layout.kv_heads * d, x);
     const float v_scale = narrow_head(x, d_pad, v[o % 2]);
     if (a.layout.type == fp::KvType::INT8) scales[o] = k_scale, scales[fp::kPage + o] = v_scale;
     if (o % 2 == 1 && i > begin) store_value_pair(values, v[0], v[1], o - 1, d_pad);
@@ -147,9 +156,9 @@ inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int
     float* keys = reinterpret_cast<float*>(head_data(a, s, kv_head, slot / fp::kPage));
     float* values = keys + fp::kPage * d_pad + o * 16;
     keys += o / 16 * d_pad * 16 + o % 16;
-    load_head(a, in, true, row, x);
+    load_key_row(a, s, row, in, x);
     for (int64_t j = 0; j < d_pad; ++j) keys[j * 16] = x[j];
-    load_head(a, in + a.layout.kv_heads * d, false, row, x);
+    load_head(a, in + a.layout.kv_heads * d, x);
     for (int64_t j = 0; j < d_pad; j += 16) vstore(values + j * fp::kPage, vload(x + j));
   }
 }
@@ -160,4 +169,53 @@ inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t b
     case fp::KvType::BF16: return append_narrow<uint16_t, uint32_t>(a, s, kv_head, begin, end);
     case fp::KvType::INT8: return append_narrow<int8_t, uint16_t>(a, s, kv_head, begin, end);
   }
+}
+
+inline float widen(uint16_t stored) { return fp::bf16_to_f32(stored); }
+inline float widen(int8_t stored) { return float(stored); }
+
+// Copies the keys of a page, rotated as their slots' positions, into `to`: what a cache of rotated keys would hold,
+// rounded once more. Only the first `count` positions; the others may be anything, nobody sees them.
+template <class Element, class Pair>
+inline void rotate_narrow_keys(const fp::Attention& a, int64_t s, int64_t page, int64_t count, const uint8_t* from,
+                               uint8_t* to) {
+  const int64_t d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
+  const bool scaled = a.layout.type == fp::KvType::INT8;
+  const float* scales = reinterpret_cast<const float*>(from + 2 * page_bytes);
+  float* new_scales = reinterpret_cast<float*>(to + 2 * page_bytes);
+  alignas(64) float x[kMaxHeadDim];
+  alignas(64) Element k[kMaxHeadDim];
+  for (int64_t o = 0; o < count; ++o) {
+    const Element* keys = reinterpret_cast<const Element*>(from) + o / 16 * d_pad * 16 + o % 16 * 2;
+    for (int64_t j = 0; j < d_pad; ++j) x[j] = widen(keys[j / 2 * 32 + j % 2]) * (scaled ? scales[o] : 1.0f);
+    rotate(a, s, page * fp::kPage + o, x);
+    const float scale = narrow_head(x, d_pad, k);
+    store_key(reinterpret_cast<Pair*>(to), k, o, d_pad);
+    if (scaled) new_scales[o] = scale;
+  }
+}
+
+inline void rotate_float_keys(const fp::Attention& a, int64_t s, int64_t page, int64_t count, const uint8_t* from,
+                              uint8_t* to) {
+  const int64_t d_pad = a.layout.d_pad();
+  alignas(64) float x[kMaxHeadDim];
+  for (int64_t o = 0; o < count; ++o) {
+    const int64_t at = o / 16 * d_pad * 16 + o % 16;
+    const float* keys = reinterpret_cast<const float*>(from) + at;
+    float* rotated = reinterpret_cast<float*>(to) + at;
+    for (int64_t j = 0; j < d_pad; ++j) x[j] = keys[j * 16];
+    rotate(a, s, page * fp::kPage + o, x);
+    for (int64_t j = 0; j < d_pad; ++j) rotated[j * 16] = x[j];
+  }
+}
+
+inline void rotate_keys(const fp::Attention& a, int64_t s, int64_t page, const uint8_t* from, uint8_t* to) {
+  const int64_t context = a.past[s] + a.starts[s + 1] - a.starts[s];
+  const int64_t count = smaller(fp::kPage, context - page * fp::kPage);
+  switch (a.layout.type) {
+    case fp::KvType::F32: rotate_float_keys(a, s, page, count, from, to); break;
+    case fp::KvType::BF16: rotate_narrow_keys<uint16_t, uint32_t>(a, s, page, count, from, to); break;
+    case fp::KvType::INT8: rotate_narrow_keys<int8_t, uint16_t>(a, s, page, count, from, to); break;
+  }
+  asm volatile("" ::: "memory");  // tile loads do not say that they read memory
 }

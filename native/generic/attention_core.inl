@@ -84,7 +84,7 @@ struct VectorCore {
                   float* buffer, float* most) {
     const Element* keys = reinterpret_cast<const Element*>(data);
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
-    const bool full = all_visible(x, page);
+    const bool full = all_visible(x, page), changes = a.changes.any();
     const int64_t block_lines = page_bytes / 4 / 64;
     for (int b = 0; b < 4; ++b) {
       if (next)
@@ -93,6 +93,7 @@ struct VectorCore {
       score_block<R>(keys + b * 16 * d_pad, q + r0 * d_pad, s);
       for (int r = 0; r < R; ++r) {
         if (kScaled) s[r] = vmul(s[r], vload(scales + b * 16));
+        if (changes) s[r] = changed(a, x, r0 + r, page * fp::kPage + b * 16, s[r]);
         if (!full) s[r] = hide(x, r0 + r, page * fp::kPage + b * 16, s[r]);
         vstore(buffer + (b * x.rows + r0 + r) * 16, s[r]);
         vstore(most + (r0 + r) * 16, vmax(vload(most + (r0 + r) * 16), s[r]));

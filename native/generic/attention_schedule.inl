@@ -11,10 +11,15 @@ constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts are
 
 struct Scratch {
   uint8_t* queries;
-  float *most, *sums, *total, *acc, *buffer;
+  float *most, *sums, *total, *acc;
+  uint8_t* keys;  // a page of rotated keys, for caches of unrotated ones
+  float* buffer;
 };
 
 inline int64_t query_bytes(const fp::Attention& a) { return kSpanRows * a.layout.d_pad() * 4; }
+inline int64_t rotated_bytes(const fp::Attention& a) {
+  return a.rotate_on_read ? fp::round_up(a.layout.head_bytes(), 64) : 0;
+}
 inline int64_t context_pad(int64_t context) { return fp::round_up(context, fp::kPage); }
 
 inline Scratch split_scratch(const fp::Attention& a, uint8_t* p) {
@@ -24,13 +29,15 @@ inline Scratch split_scratch(const fp::Attention& a, uint8_t* p) {
   s.sums = s.most + kSpanRows * 16;
   s.total = s.sums + kSpanRows * 16;
   s.acc = s.total + kSpanRows * 16;
-  s.buffer = s.acc + kSpanRows * a.layout.d_pad();
+  s.keys = reinterpret_cast<uint8_t*>(s.acc + kSpanRows * a.layout.d_pad());
+  s.buffer = reinterpret_cast<float*>(s.keys + rotated_bytes(a));
   return s;
 }
 
 int64_t attention_scratch(const fp::Attention& a, int64_t rows, int64_t context) {
   const int64_t most_rows = smaller(kSpanRows, rows * group_of(a));
-  return query_bytes(a) + kSpanRows * (3 * 16 + a.layout.d_pad()) * 4 + most_rows * context_pad(context) * 4 + 64;
+  return query_bytes(a) + kSpanRows * (3 * 16 + a.layout.d_pad()) * 4 + rotated_bytes(a) +
+         most_rows * context_pad(context) * 4 + 64;
 }
 
 // Bytes of the plan by page: for every page of every KV head the scores [4][rows][16], a line per row of sums, and a
@@ -52,7 +59,7 @@ inline void finish(const fp::Attention& a, const Span& x, int block0, int block1
   const int64_t d = a.layout.head_dim;
   for (int r = 0; r < x.rows; ++r) {
     const float sum = reduce_add(vload(total + r * 16));
-    float* out = a.out + (batch_row(a, x, r) * a.heads + query_head(a, x, r)) * d;
+    float* out = a.out + (batch_row(a, x, r) * a.heads + x.head[r]) * d;
     for (int b = block0; b < block1; ++b) {
       const int n = int(larger(0, smaller(16, d - b * 16)));
       V y = vdiv(vload(acc + ((b - block0) * x.rows + r) * 16), vset(sum));
@@ -68,6 +75,20 @@ inline void accumulate(float* total, const float* sums, int rows) {
   for (int r = 0; r < rows; ++r) vstore(total + r * 16, vadd(vload(total + r * 16), vload(sums + r * 16)));
 }
 
+// The scores of one page into `buffer`. more: the page after it comes next.
+template <class Core>
+inline void page_scores(const fp::Attention& a, Core& core, const Span& x, int64_t page, bool more, const Scratch& s,
+                        float* buffer) {
+  const uint8_t* data = head_data(a, x.sequence, x.kv_head, page);
+  const uint8_t* next = more ? head_data(a, x.sequence, x.kv_head, page + 1) : nullptr;
+  if (a.rotate_on_read) {
+    rotate_keys(a, x.sequence, page, data, s.keys);
+    data = s.keys;
+    next = nullptr;
+  }
+  core.scores(x, page, data, next, s.queries, buffer, s.most);
+}
+
 // One span from queries to output, by one thread.
 template <class Core>
 void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratch& s) {
@@ -77,7 +98,7 @@ void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratc
   core.load_queries(x, s.queries);
   fill(s.most, x.rows, -__builtin_inff());
   for (int64_t page = x.page0; page < x.page1; ++page)
-    core.scores(x, page, data(page), page + 1 < x.page1 ? data(page + 1) : nullptr, s.queries, buffer(page), s.most);
+    page_scores(a, core, x, page, page + 1 < x.page1, s, buffer(page));
   float most[kSpanRows];
   for (int r = 0; r < x.rows; ++r) most[r] = reduce_max(vload(s.most + r * 16));
   fill(s.total, x.rows, 0.0f);
@@ -187,8 +208,7 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
       int64_t row0, row1;
       rows_of_page(a, s, page, row0, row1);
       if (row0 < row1) append(a, s, h, row0, row1);
-      core.scores(x, page, head_data(a, s, h, page), u + 1 < last ? head_data(a, s, h, page + 1) : nullptr,
-                  scratch.queries, scores + (u - unit) * 64 * x.rows, scratch.most);
+      page_scores(a, core, x, page, u + 1 < last, scratch, scores + (u - unit) * 64 * x.rows);
     }
     for (int r = 0; r < x.rows; ++r) most_of[first * kSpanRows + r] = reduce_max(vload(scratch.most + r * 16));
   });

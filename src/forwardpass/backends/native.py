@@ -54,15 +54,17 @@ class NativeBackend:
         """Pack stored rows (uint8) of an [n, k] tensor into `out`; False if a weight is NaN or infinite."""
         return _native.pack(self.pool, FORMATS.index(format), *shape, type, rows, order, out)
 
-    def rotary(self, inv_freq: Sequence[float], factor: float) -> _native.RotaryTable:
-        return _native.RotaryTable(list(inv_freq), factor)
+    def rotary(self, inv_freq: Sequence[float], factor: float, *, long_inv_freq: Sequence[float] = (),
+               ntk: tuple[float, float, int] | None = None) -> _native.RotaryTable:
+        return _native.RotaryTable(list(inv_freq), factor, list(long_inv_freq), ntk)
 
-    def greedy_steps(self, stages, ids, positions, past, tables, memory, steps, vocab_size, ends):
+    def greedy_steps(self, stages, ids, positions, past, tables, memory, steps, vocab_size, ends, regime=None,
+                     lengths=None):
         """See protocol.Backend."""
         buffers = [stages[0].out, stages[1].source, stages[1].out, stages[2].source, stages[2].out]
         programs = [stage.program.native for stage in stages]
         tokens, *seconds = _native.greedy_steps(*programs, buffers, ids, positions, past, tables, memory, steps,
-                                                vocab_size, ends, self.timed)
+                                                vocab_size, ends, self.timed, regime, lengths)
         return tokens.reshape(-1, ids.size), seconds
 
     def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> KvMemory:
@@ -76,6 +78,11 @@ def matrix(format: str, n: int, k: int, memory: np.ndarray) -> Matrix:
 def matrix_bytes(format: str, n: int, k: int) -> int:
     """Bytes that a packed [n, k] matrix takes, padding included."""
     return _native.matrix_bytes(FORMATS.index(format), n, k)
+
+
+def padded_bias(bias: np.ndarray) -> np.ndarray:
+    """[heads, 2 n + 1] -> with fifteen more of the nearest at both ends: kernels read those of sixteen keys at once."""
+    return np.pad(np.asarray(bias, np.float32), ((0, 0), (15, 15)), "edge")
 
 
 class NativeProgram:
@@ -123,13 +130,17 @@ class NativeProgram:
         self.native.experts(source, out, *_norm_arguments(norm), router, list(experts), shared, shared_gate, chosen,
                             normalise, _ACTIVATIONS[activation], _MODES[mode], scale, label)
 
-    def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary, label):
+    def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary,
+                  alibi=None, softcap=0.0, relative_bias=None, label):
+        slopes = None if alibi is None else np.array(alibi, np.float32)
+        bias = None if relative_bias is None else padded_bias(relative_bias)
         self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
-                                KV_DTYPES.index(kv_dtype), rotary, label)
+                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label)
 
     def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=None,
-            bound=()):
-        self.native.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed)
+            bound=(), regime=None, lengths=None):
+        self.native.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed, regime,
+                        lengths)
 
     def timings(self):
         seconds: dict[str, float] = {}

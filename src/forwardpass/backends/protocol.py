@@ -84,14 +84,27 @@ class Program(Protocol):
         """
 
     def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
-                  scale: float, window: int, kv_dtype: str, rotary: Any | None, label: str) -> None:
-        """Rotate q and k, append k and v to the cache, attend causally to what each row may see."""
+                  scale: float, window: int, kv_dtype: str, rotary: Any | None,
+                  alibi: Sequence[float] | None = None, softcap: float = 0.0,
+                  relative_bias: np.ndarray | None = None, label: str) -> None:
+        """Rotate q and k, append k and v to the cache, attend causally to what each row may see.
+
+        Scores change in this order. softcap: to softcap * tanh(score / softcap), 0 = not;  alibi: by slope * (key's
+        position - query's), a slope for each query head;  relative_bias: by what float32 [num_heads, 2 n + 1] has for
+        the key's position - the query's, from -n to n; further away by the first or last.
+        """
 
     def run(self, rows: int, *, ids: np.ndarray | None = None, positions: np.ndarray | None = None,
             wanted: np.ndarray | None = None, starts: np.ndarray | None = None, past: np.ndarray | None = None,
             tables: np.ndarray | None = None, memory: Any | None = None,
-            bound: Sequence[tuple[int, np.ndarray]] = ()) -> None:
-        """bound: (buffer, float32 [rows, width]) pairs that the caller owns. Index arrays are int32."""
+            bound: Sequence[tuple[int, np.ndarray]] = (), regime: np.ndarray | None = None,
+            lengths: np.ndarray | None = None) -> None:
+        """bound: (buffer, float32 [rows, width]) pairs that the caller owns. Index arrays are int32.
+
+        regime: for each sequence 0 (also if absent) or 1, the rotary encoding's long frequencies.  lengths: for each
+        sequence the length that dynamic frequencies follow, at least what it has after this run; 0 (also if absent) =
+        the plain ones.
+        """
 
     def timings(self) -> dict[str, float]:
         """Seconds by label since the last call of `reset_timings`; only counted while backend.timed is True."""
@@ -106,18 +119,26 @@ class Backend(Protocol):
 
     def program(self) -> Program: ...
 
-    def rotary(self, inv_freq: Sequence[float], factor: float) -> Any:
-        """cos and sin of position * inv_freq, times factor, for `Program.attention`."""
+    def rotary(self, inv_freq: Sequence[float], factor: float, *, long_inv_freq: Sequence[float] = (),
+               ntk: tuple[float, float, int] | None = None) -> Any:
+        """cos and sin of position * inv_freq, times factor, for `Program.attention`.
+
+        long_inv_freq: what sequences with regime 1 use.  ntk: (base, factor, trained) of frequencies that follow a
+        sequence's length; its keys are then cached unrotated, so that a later step may rotate them otherwise.
+        """
 
     def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> Any:
         """Address space for cache blocks; has clear(block), copy(from, to), blocks and block_bytes."""
 
     def greedy_steps(self, stages: Sequence[Any], ids: np.ndarray, positions: np.ndarray, past: np.ndarray,
                      tables: np.ndarray, memory: Any, steps: int, vocab_size: int,
-                     ends: Sequence[np.ndarray]) -> tuple[np.ndarray, Sequence[float]]:
+                     ends: Sequence[np.ndarray], regime: np.ndarray | None = None,
+                     lengths: np.ndarray | None = None) -> tuple[np.ndarray, Sequence[float]]:
         """Up to `steps` decode steps of the likeliest of the first vocab_size tokens, for all sequences together.
 
         stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  ends: each
-        sequence's end tokens. Stops after a step with an end token and before one whose logits are not numbers.
-        Returns int32 [steps done, sequences] and the seconds of the three stages.
+        sequence's end tokens;  regime, lengths: as `Program.run` takes them, for the first step. Lengths grow by one a
+        step, a regime stays: the caller must not ask for steps beyond its switch. Stops after a step with an end token
+        and before one whose logits are not numbers. Returns int32 [steps done, sequences] and the seconds of the three
+        stages.
         """

@@ -101,7 +101,9 @@ class _Layers:
 
     def _rotary(self, spec: RotarySpec | None) -> Any:
         if spec is not None and spec not in self._rotaries:
-            self._rotaries[spec] = self.backend.rotary(spec.inv_freq, spec.attention_factor)
+            ntk = spec.ntk and (spec.ntk.base, spec.ntk.factor, spec.ntk.trained)
+            self._rotaries[spec] = self.backend.rotary(spec.inv_freq, spec.attention_factor,
+                                                       long_inv_freq=spec.long_inv_freq, ntk=ntk)
         return self._rotaries.get(spec)
 
     def _qkv(self, at: str, a: AttentionSpec, norm: NormWeights | None) -> int:
@@ -124,7 +126,8 @@ class _Layers:
         mixed = self._buffer("mixed", a.num_heads * a.head_dim)
         self.program.attention(qkv, mixed, layer=i, num_heads=a.num_heads, num_kv_heads=a.num_kv_heads,
                                head_dim=a.head_dim, scale=a.scale, window=a.window, kv_dtype=self.kv_dtype,
-                               rotary=self._rotary(a.rotary), label="attention")
+                               rotary=self._rotary(a.rotary), alibi=a.alibi or None, softcap=a.softcap,
+                               label="attention")
         return mixed
 
     def _inner(self, at: str, layer: LayerSpec, norm: NormWeights | None) -> int:
