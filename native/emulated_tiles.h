@@ -1,7 +1,7 @@
-// The AMX tile instructions in plain C++, under the names of their intrinsics, so that tile code can be tested where there
-// are no tiles. Include after <immintrin.h>. The results are the unit's, bit for bit, as long as subnormals are flushed
-// (DenormalGuard), which the unit always does. Using tiles whose shapes do not fit together, or that are not configured,
-// is a fault on the real unit; here it ends the process with a message.
+// The AMX tile instructions in plain C++, under the names of their intrinsics, so that tile code can be tested where
+// there are no tiles. Include after <immintrin.h>. The results are the unit's, bit for bit, as long as subnormals are
+// flushed (DenormalGuard), which the unit always does. Using tiles whose shapes do not fit together, or that are not
+// configured, is a fault on the real unit; here it ends the process with a message.
 #pragma once
 #include <cstdint>
 #include <cstdio>

@@ -11,6 +11,7 @@ import pytest
 from forwardpass.backends import native
 from forwardpass.contracts import PAGE
 from forwardpass.models import costs
+from forwardpass.models.alibi import alibi_slopes
 from forwardpass.models.blocks import Weights
 from forwardpass.models.network import Network
 from forwardpass.models.rotary import rotary
@@ -23,6 +24,7 @@ RMS, LAYER, BIASED = NormSpec("rms", 1e-6), NormSpec("layer", 1e-5), NormSpec("l
 HEADS = AttentionSpec(6, 2, 10, 10**-0.5, rotary(10, 1e4))
 GATED, PLAIN = MlpSpec("gated", 36, "silu"), MlpSpec("plain", 52, "gelu_tanh", bias=True)
 PRE = LayerSpec(RMS, HEADS, RMS, GATED)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 def model(*layers, **changes):
@@ -67,6 +69,10 @@ SPECS = {
     "clipped and normalised": model(attention(clip_qkv=0.4, qk_norm=LAYER, qk_norm_shape="all")),
     "rotary on part of a head": model(attention(rotary=rotary(4, 1e4))),
     "no positions": model(PRE, attention(rotary=None)),
+    "ALiBi": model(attention(rotary=None, alibi=alibi_slopes(6))),
+    "scores capped": model(PRE, attention(softcap=0.7)),
+    "scores capped, ALiBi in a window": model(attention(softcap=2.0, alibi=alibi_slopes(6), window=7)),
+    "YaRN": model(attention(rotary=rotary(10, 1e4, YARN))),
     "two rotary bases": model(PRE, attention(rotary=rotary(10, 1e6))),
     "layers that differ": model(PRE, attention(qkv_bias=True), replace(PRE, mlp=PLAIN), replace(PRE, parallel=True)),
     "experts": model(*2 * [MOE]),
@@ -153,9 +159,10 @@ def random_spec(seed):
     for _ in range(3):
         shared = one((0, False), (24, False), (24, True))
         experts = one(None, None, ExpertsSpec(5, int(rng.integers(1, 6)), one(True, False), *shared))
-        heads = AttentionSpec(one(2, 4, 6), 2, 10, one(0.2, 0.4), one(None, rotary(one(4, 10), 1e3)), one(0, 0, 9),
-                              one(True, False), one(True, False), clip_qkv=one(0.0, 0.7), qk_norm=norm(None, None),
-                              qk_norm_shape=one("head", "heads", "all"))  # the cache has one layout for all layers
+        count = one(2, 4, 6)
+        heads = AttentionSpec(count, 2, 10, one(0.2, 0.4), one(None, rotary(one(4, 10), 1e3)), one(0, 0, 9),
+                              one(True, False), one(True, False), one((), alibi_slopes(count)), one(0.0, 0.9),
+                              one(0.0, 0.7), norm(None, None), qk_norm_shape=one("head", "heads", "all"))  # the cache has one layout for all layers
         mlp = MlpSpec("gated" if experts else one("gated", "plain"), int(rng.integers(8, 60)),
                       one("silu", "relu", "gelu_erf"), one(True, False), experts)
         order = one("pre", "pre", "post")

@@ -95,6 +95,9 @@ void attention(const fp::Kernels& kernels, fp::KvType type) {
   std::vector<float> qkv(rows * width, 0.0f), out(rows * heads * dim, 0.0f);
   for (float& x : qkv) x = uniform();
   const int32_t starts[] = {0, int32_t(rows)}, past[] = {0}, tables[] = {1, 0};
+  const float slopes[heads] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.7f, 0.35f};
+  a.changes.softcap = 1.5f;
+  a.changes.slopes = slopes;
   std::vector<int32_t> positions(rows, 0);
   a.pool = pool.data;
   a.sequences = 1;
