@@ -1,9 +1,9 @@
 """Fill-in-the-middle tokens, found in the vocabulary or named by the file's metadata."""
 
 import pytest
-import sentence_models
 from tokenizers import pre_tokenizers
 
+import sentence_models
 from forwardpass.weights.fill_in_middle import encode_around, fill_in_middle
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import tokenizer_from_gguf

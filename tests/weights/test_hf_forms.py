@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from sentence_models import LINES, NASTY
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 from transformers import BertTokenizer, GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
@@ -12,6 +11,7 @@ from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.stages.text_stream import TextStream
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
+from sentence_models import LINES, NASTY
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

@@ -1,5 +1,6 @@
 """Merges made from scores, against the rule of SentencePiece followed literally."""
 
+import itertools
 import random
 
 import numpy as np
@@ -13,7 +14,7 @@ def literal(text, scores):
     """Join the two neighbours of the best score, the leftmost first, until none is left."""
     parts = list(text)
     while len(parts) > 1:
-        joined = [scores.get(a + b, -np.inf) for a, b in zip(parts, parts[1:], strict=False)]
+        joined = [scores.get(a + b, -np.inf) for a, b in itertools.pairwise(parts)]
         at = int(np.argmax(joined))
         if joined[at] == -np.inf:
             break
@@ -57,7 +58,7 @@ def test_one_merge_a_token():
 
 
 def test_tokens_that_are_never_reached():
-    """In "aba" the better "ab" leaves "ba" no chance, so "aba" needs "ab" + "a", which is no pair of this vocabulary's."""
+    """In "aba" the better "ab" leaves "ba" no chance, so "xaba" is never made."""
     tokens = ["a", "b", "ab", "ba", "xaba"]
     merges, model = merges_from_scores(tokens, np.array([0, 0, -1, -2, -3]), build_for(tokens))
     assert merges == [("a", "b"), ("b", "a")]

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-import sentence_models
-from sentence_models import CASES, TEXTS
 
+import sentence_models
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.stages.text_stream import TextStream
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
+from sentence_models import CASES, TEXTS
 
 TIED = "=-"
 """Runs of these have several best segmentations; SentencePiece adds scores as float32 and so breaks ties otherwise."""

@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from sentence_models import NASTY
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -15,6 +14,8 @@ from forwardpass.errors import ModelFileError, ParameterError, UnsupportedModelE
 from forwardpass.weights.gguf import open_gguf
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
+from sentence_models import NASTY
+
 
 @pytest.fixture(scope="module")
 def smollm2_path():

@@ -84,8 +84,8 @@ def fill_in_middle(tokenizer: Tokenizer) -> FillInMiddle | None:
     prefix, suffix = role("prefix", (form.prefix,)), role("suffix", (form.suffix,))
     middle = role("middle", (form.middle,)) if form.needs_middle else None
     repo, file = role("repo", form.repo), role("file", form.file)
-    # Past the middle's end a model goes on with what came next in training: the next file, the next repository, padding,
-    # or the marks of another hole.
+    # Past the middle's end a model goes on with what came next in training: the next file, the next repository,
+    # padding, or the marks of another hole.
     ends = [named.get("pad"), *(find(text) for text in form.ends), repo, file, prefix, suffix, middle]
     return FillInMiddle(
         prefix=prefix,

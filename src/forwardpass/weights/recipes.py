@@ -8,6 +8,7 @@ Common to all: `added` are the tokens found in text before anything else, id -> 
 from __future__ import annotations
 
 import base64
+import gc
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,14 +39,7 @@ class BytePairs:
     def build(self) -> Backend:
         cut = pretokenizer(self.pre)
         vocab = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
-        # One split for all merges: no token holds a space, since the byte alphabet writes it as "Ġ".
-        halves = " ".join(self.merges).split(" ") if self.merges else []
-        if len(halves) != 2 * len(self.merges):
-            bad = next(merge for merge in self.merges if merge.count(" ") != 1)
-            raise ModelFileError(f"tokenizer.ggml.merges: expected two tokens and a space in each, found {bad!r}.")
-        backend = Backend(
-            _bpe(vocab=vocab, merges=list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=cut.ignore_merges)
-        )
+        backend = Backend(_bpe(vocab=vocab, merges=_halves(self.merges), ignore_merges=cut.ignore_merges))
         if (normalizer := cut.normalizer()) is not None:
             backend.normalizer = normalizer
         backend.pre_tokenizer = cut.pieces()
@@ -117,8 +111,7 @@ class ScoredPairs:
     def build(self, model: models.BPE | None = None) -> Backend:
         """model: what `model` made of the same merges, where that is at hand."""
         if model is None:
-            halves = " ".join(self.merges).split(" ") if self.merges else []
-            model = self.model(list(zip(halves[::2], halves[1::2], strict=True)))
+            model = self.model(_halves(self.merges))
         return _sentence_pieces(model, self)
 
 
@@ -210,6 +203,22 @@ def recipe_from_dict(values: dict) -> Recipe:
     if "spaces" in values:
         values["spaces"] = Spaces(**values["spaces"])
     return kind(**values)
+
+
+def _halves(merges: list[str]) -> list[tuple[str, str]]:
+    # One split for all merges: no token of a merge holds a space, which byte alphabets write as "Ġ" and others as "▁".
+    halves = " ".join(merges).split(" ") if merges else []
+    if len(halves) != 2 * len(merges):
+        bad = next(merge for merge in merges if merge.count(" ") != 1)
+        raise ModelFileError(f"tokenizer.ggml.merges: expected two tokens and a space in each, found {bad!r}.")
+    # Hundreds of thousands of new tuples set off collections that find nothing and take twice as long as the work.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return list(zip(halves[::2], halves[1::2], strict=True))
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _bpe(**arguments) -> models.BPE:
