@@ -7,6 +7,7 @@ import pytest
 
 import sentence_models
 from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.stages.template import chat_ids
 from forwardpass.stages.text_stream import TextStream
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
@@ -94,6 +95,22 @@ def test_special_text_in_content_is_plain_text(case):
             assert tokenizer.decode(ids) == text
     parsed = tokenizer.encode("a</s>b", add_special_tokens=False, parse_special=True)
     assert parsed.count(tokenizer.eos_token_id) == 1
+
+
+def test_chat_keeps_special_text_of_messages_plain(case):
+    kind, _, blob, _ = case
+    metadata = sentence_models.gguf_metadata(blob, kind)
+    template = "{{ bos_token }}[INST] {{ messages[0]['content'] }} [/INST]"
+    tokenizer = tokenizer_from_gguf(metadata | {"tokenizer.chat_template": template})
+    for content in ("hi", "a</s>b", "<s>", "猫が ☃ x"):
+        plain = tokenizer.encode(f"[INST] {content} [/INST]", add_special_tokens=False, parse_special=False)
+        assert chat_ids(tokenizer, [{"role": "user", "content": content}]) == [1, *plain]
+
+
+def test_special_spans_are_what_is_written(case):
+    kind, _, blob, _ = case
+    tokenizer = tokenizer_from_gguf(sentence_models.gguf_metadata(blob, kind))
+    assert tokenizer.special_spans("é☃ </s>x<s>") == [(3, 7, 2), (8, 11, 1)]
 
 
 def test_stored_form(case):

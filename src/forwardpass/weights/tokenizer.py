@@ -81,8 +81,13 @@ class Tokenizer:
     def special_spans(self, text: str) -> list[tuple[int, int, int]]:
         """(start, end, id) of every special token written out in `text`, in order; counted in characters."""
         encoding = _encode(self.backend, text, False)
-        special = self.special_ids
-        return [(*span, i) for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i in special]
+        written = {i: token.content for i, token in self._added.items() if token.special}
+        # An unknown character also becomes a special token, but is not written like one.
+        return [
+            (start, end, i)
+            for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if i in written and written[i] in text[start:end]
+        ]
 
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
