@@ -8,14 +8,18 @@ import numpy as np
 
 from forwardpass import _native
 from forwardpass.backends.native import FORMATS
+from forwardpass.weights.source import BLOCKS
 
 ISAS = [*_native.testing.isas(), *_native.isas()]
 """Tables to test, "scalar" last; those of `_native.testing` no user can choose."""
 OTHER_ISAS = [isa for isa in ISAS if isa != "scalar"]
 MODES = ("store", "add", "gate")
 ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
-GROUPED = {"Q4_0": (1, 0, 16), "Q4_1": (2, 0, 16), "Q5_0": (1, 4, 16), "Q5_1": (2, 4, 16), "Q8_0": (1, 0, 32)}
-"""Stored type -> halves (d, m), bytes of fifth bits, bytes of quants: one group of 32 weights."""
+GROUPED = {"Q4_0": ((0,), 8), "Q4_1": ((0, 2), 8), "Q5_0": ((0,), 16), "Q5_1": ((0, 2), 16), "Q8_0": ((0,), 64),
+           "Q2_K": ((80, 82), 12), "Q3_K": ((108,), 32), "Q4_K": ((0, 2), 250), "Q5_K": ((0, 2), 500),
+           "Q6_K": ((208,), 1000)}
+"""Stored type -> where in a block its half-precision scale (and minimum) stands, how great what it scales typically
+is."""
 PAIRS = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4": "Q4_1", "Q8": "Q8_0", "Q8M": "Q5_1", "Q8C": "F32",
          "Q16": "F32"}
 """Format -> a stored type it is packed from in tests of products."""
@@ -54,14 +58,12 @@ def stored(type: str, n: int, k: int, rng: np.random.Generator, size: float = 0.
         elif type == "F16":
             values = values.astype(np.float16)
         return values.reshape(-1).view(np.uint8)
-    halves, fifths, quants = GROUPED[type]
-    groups = n * k // 32
-    out = np.empty((groups, 2 * halves + fifths + quants), np.uint8)
-    levels = 127 if type == "Q8_0" else 16
-    scale = (rng.standard_normal((groups, 1)) * 2 * size / levels).astype(np.float16)
-    parts = [scale, (rng.standard_normal((groups, 1)) * size).astype(np.float16)][:halves]
-    out[:, : 2 * halves] = np.concatenate(parts, 1).view(np.uint8)
-    out[:, 2 * halves :] = rng.integers(0, 256, (groups, fifths + quants))
+    places, levels = GROUPED[type]
+    values, block_bytes = BLOCKS[type]
+    out = rng.integers(0, 256, (n * k // values, block_bytes), dtype=np.uint8)
+    for place in places:
+        scale = (rng.standard_normal((len(out), 1)) * size / levels).astype(np.float16)
+        out[:, place : place + 2] = scale.view(np.uint8)
     return out.reshape(-1)
 
 

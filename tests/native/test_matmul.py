@@ -11,23 +11,29 @@ from forwardpass.backends.native import FORMATS
 from kernel_tools import (
     ACTIVATIONS,
     ISAS,
+    LEVELS,
     MODES,
+    MOST_UNITS,
     OTHER_ISAS,
+    ROW_SCALED,
+    encode,
     from_bf16,
     int15_values,
+    integer_weights,
     matmul,
     pack,
     pack_floats,
     prepare,
+    random_levels,
     random_packed,
     same,
+    stored,
     to_bf16,
 )
 
-ROWS = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 47, 64, 65]
+ROWS = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 47, 64, 65, 70]
 SHAPES = [(16, 64), (1, 32), (17, 96), (31, 160), (48, 320), (65, 576), (33, 1536)]
 RAGGED = [(1, 1), (5, 48), (16, 31), (17, 33), (33, 80), (47, 100), (64, 65), (7, 127)]
-INTEGER = ("Q4", "Q8", "Q8M", "Q8C")
 
 
 def shapes(format):
@@ -37,7 +43,7 @@ def shapes(format):
 
 @lru_cache
 def problem(format, shape):
-    """(weights, 65 rows of activations, their scalar product)."""
+    """(weights, 70 rows of activations, their scalar product)."""
     rng = np.random.default_rng([FORMATS.index(format), *shape])
     w = random_packed(format, *shape, rng)
     x = (rng.standard_normal((max(ROWS), shape[1])) * np.exp(rng.standard_normal((max(ROWS), 1)))).astype(np.float32)
@@ -69,7 +75,7 @@ def test_float64_agrees(format):
         w, x, got = problem(format, shape)
         k = shape[1]
         weights, rounded = w.rows().astype(np.float64), as_seen(format, x, k)
-        if w.format in ("Q4", "Q8C"):  # the look-up rounds q * row_scale to float32, the product does not
+        if format in ROW_SCALED:  # the look-up rounds q * row_scale to float32, the product does not
             scale = w.row_scale()[:, None].astype(np.float64)
             weights = np.where(scale > 0, np.rint(weights / np.where(scale > 0, scale, 1)) * scale, 0)
         exact, size = rounded @ weights.T, np.abs(rounded) @ np.abs(weights).T
@@ -219,23 +225,69 @@ def test_extreme_row_scaled_bytes(isa, sign):
             assert same(got, matmul("scalar", w, x))
 
 
+def exact_result(weights, row_scale, x):
+    """float32 [rows, n], bit for bit, of whole-number weights [n, k] in units of row_scale: the three roundings of
+    docs/architecture.md after exact sums, which must fit 32 bits. Also the greatest of these sums."""
+    planes, _, scale = prepare("scalar", "Q4", x)
+    acc_h, acc_l = (values[:, : x.shape[1]] @ weights.T for values in int15_values(planes, len(x), x.shape[1]))
+    assert max(np.abs(acc_h).max(), np.abs(acc_l).max()) < 2**31
+    h, l = (acc.astype(np.float32).astype(np.float64) for acc in (acc_h, acc_l))
+    y = (h * 128 + l).astype(np.float32)  # exact in float64: one rounding, as of a fused multiply-add
+    return y * (scale[: len(x), None] * row_scale[None]), int(np.abs(acc_h).max())
+
+
+@pytest.mark.parametrize("format", LEVELS)
+def test_levels_are_what_the_layout_says(format):
+    """Written by the tests' own encoder, looked up and multiplied by the definition: == to whole-number arithmetic."""
+    for n, k in SHAPES + RAGGED:
+        rng = np.random.default_rng([n, k])
+        q, d, m, row_scale = random_levels(format, n, k, rng)
+        w, weights = encode(format, q, d, m, row_scale), integer_weights(format, q, d, m)
+        assert same(w.rows(), weights.astype(np.float32) * row_scale[:, None]), (n, k)
+        x = (rng.standard_normal((5, k)) * np.exp(rng.standard_normal((5, 1)))).astype(np.float32)
+        assert same(matmul("scalar", w, x), exact_result(weights, row_scale, x)[0]), (n, k)
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("nibble", [0, 15])
-@pytest.mark.parametrize("d", [1.0, -1.0])
-def test_extreme_nibbles_at_every_width(isa, nibble, d):
-    """All weights at the end of their range and all activations too: the sums reach the packer's limit of 2^31."""
-    for k in (32, 96, 2048, 16384):
-        block = np.empty((3 * k // 32, 18), np.uint8)
-        block[:, :2] = np.array([d], np.float16).view(np.uint8)
-        block[:, 2:] = nibble * 17
-        w = pack("Q4", "Q4_0", 3, k, block.reshape(-1))
-        for rows in (1, 4, 33):
+@pytest.mark.parametrize("format", LEVELS)
+@pytest.mark.parametrize("end", ["least", "greatest"])
+@pytest.mark.parametrize("d", [1, -1])
+def test_extreme_levels_at_every_width(isa, format, end, d):
+    """All levels at one end, the scales as great as they may be, all activations at their end: no step saturates."""
+    bits, span, minimum = LEVELS[format]
+    zero = 1 << (bits - 1)
+    for k in (16, 32, 96, 2048, 16384):
+        q = np.full((17, k), 0 if end == "least" else 2 * zero - 1)
+        most = int(min(32760, MOST_UNITS / k)) // zero
+        scales = np.full((17, -(-k // span)), d * max(most - 1, 1), np.int16)
+        m = np.sign((q[0, 0] - zero) * scales) * np.int16(zero - 1) if minimum else None
+        row_scale = np.linspace(1e-3, 1e-2, 17).astype(np.float32)
+        w, weights = encode(format, q, scales, m, row_scale), integer_weights(format, q, scales, m)
+        for rows in (1, 2, 4, 6, 33):
             for sign in (1, -1):
-                x = np.full((rows, k), sign, np.float32)
-                got = matmul(isa, w, x)
-                bound = (4.5 * w.row_scale() + 1e-5) * k  # how far packing may move each weight; see test_packing
-                assert (np.abs(got - sign * d * (nibble - 8) * k) <= bound).all(), (k, rows)
-                assert same(got, matmul("scalar", w, x))
+                x = np.full((rows, k), sign * 2.0, np.float32)
+                assert same(matmul(isa, w, x), exact_result(weights, row_scale, x)[0]), (k, rows, sign)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type, format", [("Q4_0", "Q4"), ("Q4_1", "Q4"), ("Q2_K", "Q4H"), ("Q4_1", "Q4H"),
+                                          ("Q5_0", "Q5"), ("Q5_1", "Q5M"), ("Q5_K", "Q5M"), ("Q6_K", "Q6"),
+                                          ("Q3_K", "Q6"), ("F32", "Q16")])
+def test_the_packer_leaves_room_for_every_sum(isa, type, format):
+    """Activations with the signs of a row's weights, all at their end: the greatest sums there can be. Rows so long that
+    the rule against overflow sets their scale come near 2^31, and not past it."""
+    rng, greatest = np.random.default_rng(12), 0
+    for k in (256, 16384, 40960):
+        w = pack(format, type, 3, k, stored(type, 3, k, rng, size=1.0))
+        assert w.finite
+        scale = w.row_scale()
+        weights = np.rint(w.rows().astype(np.float64) / scale[:, None]).astype(np.int64)
+        x = (np.where(weights < 0, -1, 1) * np.float32(0.5)).astype(np.float32)
+        for rows in (x, -x, np.repeat(x, 3, axis=0)):
+            expected, most = exact_result(weights, scale, rows)
+            assert same(matmul(isa, w, rows), expected), k
+            greatest = max(greatest, most)
+    assert greatest > 0.98 * 2**31
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -7,7 +7,22 @@ from gguf.quants import dequantize, quantize
 
 from forwardpass import _native
 from forwardpass.backends.native import FORMATS
-from kernel_tools import GROUPED, ISAS, from_bf16, pack, pack_floats, random_packed, same, stored, to_bf16
+from forwardpass.quant.formats import kernel_format
+from forwardpass.weights.source import BLOCKS
+from kernel_tools import (
+    GROUPED,
+    ISAS,
+    LEVELS,
+    MOST_UNITS,
+    encode,
+    from_bf16,
+    pack,
+    pack_floats,
+    random_packed,
+    same,
+    stored,
+    to_bf16,
+)
 
 SHAPES = [(1, 32), (16, 64), (17, 96), (33, 160), (50, 576)]
 FLOAT_SHAPES = [(1, 1), (5, 48), (16, 64), (17, 33), (31, 80), (33, 100)]
@@ -37,40 +52,98 @@ def test_exact_formats_keep_every_bit(type, format):
         assert same(packed.rows(), reference(type, raw, n, k)), (n, k)
 
 
-@pytest.mark.parametrize("type", ["Q4_0", "Q4_1"])
-def test_four_bits_keep_the_stored_levels_within_the_scale(type):
-    """D and M become 16-bit integers times one float a row. Rounding them moves a weight by at most
-    8 * 0.5 + 0.5 = 4.5 row scales, and the row scale is the least that fits: max(|w|, |d|, |m|) / 32760, or what keeps
-    127 * sum |w| below 2^31."""
+LEVEL_PAIRS = [("Q4_0", "Q4"), ("Q4_1", "Q4"), ("Q4_K", "Q4"), ("Q2_K", "Q4H"), ("Q4_1", "Q4H"), ("Q5_0", "Q5"),
+               ("Q5_1", "Q5M"), ("Q5_K", "Q5M"), ("Q4_0", "Q5M"), ("Q6_K", "Q6"), ("Q3_K", "Q6"), ("Q5_0", "Q6")]
+
+
+@pytest.mark.parametrize("type, format", LEVEL_PAIRS)
+def test_stored_levels_are_kept_and_scales_to_half_a_unit(type, format):
+    """D and M become 16-bit integers in units of one float a row. Rounding them moves a weight by at most zero / 2 units,
+    and 1 / 2 more where there is an M; the unit is the least that fits: max(|w|, |d|, |M|) / 32750, or what keeps
+    127 * sum |w| below 2^31 after rounding."""
+    bits, _, minimum = LEVELS[format]
+    zero = 1 << (bits - 1)
+    moved = zero / 2 + minimum / 2
+    values = BLOCKS[type][0]
     rng = np.random.default_rng(2)
-    for n, k in [*SHAPES, (3, 8192)]:
+    for n, k in [(1, values), (16, 2 * values), (17, 3 * values), (3, 8192), (2, 32768)]:
         raw = stored(type, n, k, rng)
-        packed, exact = pack("Q4", type, n, k, raw), reference(type, raw, n, k)
+        packed = pack(format, type, n, k, raw)
+        assert packed.finite
+        q, d, m = (part.reshape(n, k // 16, -1).astype(np.float64)
+                   for part in _native.testing.stored_groups(type, raw, n * k))
+        exact = (q * d + m).reshape(n, k)
         scale = packed.row_scale()[:, None].astype(np.float64)
         error = np.abs(packed.rows().astype(np.float64) - exact)
-        assert (error <= 4.5 * scale * (1 + 1e-6) + 1e-7 * np.abs(exact)).all()
-        block = raw.reshape(n, k // 32, -1)
-        d = np.abs(block[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float64)).max(1)
-        centre = np.abs(dequantize_level(type, block, 8)).max(1)
-        greatest = np.maximum(np.abs(exact).max(1), np.maximum(d, centre))
-        allowed = 0.999 * (2**31 - 1) / 127 - 4.5 * k
-        assert (scale[:, 0] <= np.maximum(greatest / 32760, np.abs(exact).sum(1) / allowed) * (1 + 1e-6)).all()
+        assert (error <= moved * scale * (1 + 1e-6) + 1e-7 * np.abs(exact)).all()
+        centre = m + d * (zero + _native.testing.stored_type(type)["least"]) if minimum else m
+        greatest = np.maximum(np.abs(exact).max(1), np.maximum(np.abs(d), np.abs(centre)).max((1, 2)))
+        allowed = MOST_UNITS - moved * (-(-k // 64) * 64)
+        assert np.allclose(scale[:, 0], np.maximum(greatest / 32750, np.abs(exact).sum(1) / allowed), rtol=1e-6, atol=0)
+        assert np.abs(np.rint(packed.rows() / scale)).max() <= 32767
 
 
-def dequantize_level(type, block, level):
-    """float64 [n, groups]: the value of one stored nibble in each group."""
-    halves = block[:, :, : 2 * GROUPED[type][0]].copy().view(np.float16).astype(np.float64)
-    return halves[:, :, 0] * (level - 8) if type == "Q4_0" else halves[:, :, 0] * level + halves[:, :, 1]
+def test_sixteen_bits_of_any_values():
+    rng = np.random.default_rng(13)
+    for n, k in [*FLOAT_SHAPES, (3, 16384)]:
+        values = (rng.standard_normal((n, k)) * np.exp(3 * rng.standard_normal((n, 1)))).astype(np.float32)
+        packed = pack_floats("Q16", values)
+        scale = packed.row_scale()[:, None].astype(np.float64)
+        assert (np.abs(packed.rows() - values.astype(np.float64)) <= scale * 0.501).all()
+        unit = np.maximum(np.abs(values).max(1) / 32750, np.abs(values.astype(np.float64)).sum(1) / (MOST_UNITS - k))
+        assert (scale[:, 0] <= unit * (1 + 1e-6)).all()
+    for type in GROUPED:
+        raw = stored(type, 2, 512, rng)
+        packed, exact = pack("Q16", type, 2, 512, raw), reference(type, raw, 2, 512)
+        assert (np.abs(packed.rows() - exact.astype(np.float64)) <= packed.row_scale()[:, None] * 0.501).all()
+
+
+def test_weights_of_every_size_fit_integers():
+    """Subnormal weights count as zero; the greatest floats there are stay finite and in their place."""
+    for size in (1e-45, 1e-38, 3e-35, 1e-30, 1.0, 1e30, 3.4e38):
+        values = np.float32(size) * np.array([[1, -1, 0.5, 0.25] * 16], np.float32)
+        for format in ("Q4", "Q8C", "Q16"):
+            packed = pack_floats(format, values)
+            assert packed.finite
+            coarse = 2 * np.float64(size) / 15 if format == "Q4" else np.float64(size) / 100
+            assert (np.abs(packed.rows() - values.astype(np.float64)) <= max(coarse, 4e-34)).all()
+
+
+@pytest.mark.parametrize("type, format", [("Q6_K", "Q8"), ("Q4_1", "Q8"), ("Q4_1", "Q5"), ("Q5_1", "Q6"), ("Q6_K", "Q5"),
+                                          ("Q2_K", "Q5M"), ("Q5_1", "Q4H"), ("Q8_0", "Q6"), ("F32", "Q5"),
+                                          ("F32", "Q6"), ("F32", "Q4H"), ("F32", "Q8M")])
+def test_groups_that_a_layout_cannot_hold_are_refused(type, format):
+    raw = stored(type, 2, 256, np.random.default_rng(14))
+    with pytest.raises(ValueError, match=f"layout {format} can't hold .* {type}"):
+        pack(format, type, 2, 256, raw)
+
+
+@pytest.mark.parametrize("format", LEVELS)
+def test_levels_lie_where_the_layout_says(format):
+    """The packer's bytes against those of the tests' own encoder, on scales that are whole numbers of the row's unit."""
+    bits, span, minimum = LEVELS[format]
+    type, zero = {"Q4": "Q4_1", "Q4H": "Q4_1", "Q5": "Q5_0", "Q5M": "Q5_1", "Q6": "Q5_0"}[format], 1 << (bits - 1)
+    for n, k in [(16, 64), (48, 320)]:  # what stands in padding is nobody's, as long as its scales are zero
+        raw = stored(type, n, k, np.random.default_rng(n))
+        packed = pack(format, type, n, k, raw)
+        q, d, m = (part.reshape(n, k // 16, -1) for part in _native.testing.stored_groups(type, raw, n * k))
+        least = _native.testing.stored_type(type)["least"]
+        centre = zero + least if minimum else 0
+        scale = packed.row_scale()[:, None].astype(np.float64)
+        units, middle = (np.rint(part[:, :: span // 16, 0] / scale).astype(np.int16)
+                         for part in (d, m.astype(np.float64) + d * np.float64(centre)))
+        expected = encode(format, q.reshape(n, k) - centre + zero, units, middle, packed.row_scale())
+        assert same(packed.data, expected.data), (n, k)
 
 
 @pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_a_tensor_quantised_by_gguf_comes_back(type):
     values = np.random.default_rng(3).standard_normal((20, 96)).astype(np.float32)
     raw = quantize(values, gguf.GGMLQuantizationType[type])
-    format = {"Q4_0": "Q4", "Q4_1": "Q4", "Q8_0": "Q8"}.get(type, "Q8M")
+    format = kernel_format(type, "auto")
     packed = pack(format, type, 20, 96, np.ascontiguousarray(raw).reshape(-1))
     exact = dequantize(raw, gguf.GGMLQuantizationType[type])
-    assert np.abs(packed.rows() - exact).max() <= (4e-3 if format == "Q4" else 0)
+    assert np.abs(packed.rows() - exact).max() <= (0 if format == "Q8" else 4e-3)
     assert np.corrcoef(packed.rows().ravel(), values.ravel())[0, 1] > 0.99
 
 
@@ -112,7 +185,7 @@ def test_every_isa_looks_up_the_same_rows(format):
         assert same(packed.rows(isa), packed.rows("scalar")), isa
 
 
-@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q4", "Q8C"])
+@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q4", "Q8C", "Q16"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_is_no_number_is_reported(format, bad):
     values = np.ones((33, 40), np.float32)
@@ -121,8 +194,9 @@ def test_a_weight_that_is_no_number_is_reported(format, bad):
     assert not pack_floats(format, values).finite
 
 
-@pytest.mark.parametrize("type, format", [("Q4_0", "Q4"), ("Q4_1", "Q4"), ("Q5_0", "Q8M"), ("Q5_1", "Q8M"),
-                                          ("Q8_0", "Q8"), ("Q8_0", "F32")])
+@pytest.mark.parametrize("type, format", [("Q4_0", "Q4"), ("Q4_1", "Q4H"), ("Q5_0", "Q5"), ("Q5_1", "Q5M"),
+                                          ("Q5_0", "Q6"), ("Q5_1", "Q8M"), ("Q8_0", "Q8"), ("Q8_0", "F32"),
+                                          ("Q8_0", "Q16")])
 def test_a_scale_that_is_no_number_is_reported(type, format):
     raw = stored(type, 17, 64, np.random.default_rng(6)).reshape(34, -1)
     assert pack(format, type, 17, 64, raw.reshape(-1)).finite
@@ -131,7 +205,7 @@ def test_a_scale_that_is_no_number_is_reported(type, format):
 
 
 def test_zero_weights_stay_zero():
-    for format in ("F32", "F16", "BF16", "Q4", "Q8C"):
+    for format in ("F32", "F16", "BF16", "Q4", "Q8C", "Q16"):
         assert not pack_floats(format, np.zeros((3, 40), np.float32)).rows().any()
 
 
@@ -155,7 +229,7 @@ def test_wrong_sizes_are_refused():
     pool = _native.Pool(1)
     for arguments in [(0, 3, 40, "F32", raw[:-1], None, out), (0, 3, 40, "F32", raw, None, out[:-1]),
                       (0, 3, 40, "Q8_0", raw, None, out), (0, 3, 40, "I32", raw, None, out),
-                      (9, 3, 40, "F32", raw, None, out), (0, 0, 40, "F32", raw, None, out),
+                      (len(FORMATS), 3, 40, "F32", raw, None, out), (0, 0, 40, "F32", raw, None, out),
                       (0, 3, 40, "F32", raw, np.array([0, 1, 3], np.int32), out),
                       (0, 3, 40, "F32", raw, np.array([0, 1], np.int32), out),
                       (FORMATS.index("Q8"), 3, 40, "F32", raw, None,
