@@ -106,7 +106,7 @@ def pack_floats(format: str, values: np.ndarray) -> Packed:
 
 
 def encode(format: str, q: np.ndarray, d: np.ndarray, m: np.ndarray | None, row_scale: np.ndarray) -> Packed:
-    """A matrix of levels, its bytes written as docs/kernels.md says: what the packer and the kernels are tested against.
+    """A matrix of levels, its bytes written as docs/kernels.md says: the packer and the kernels are tested against it.
 
     q: [n, k] levels from 0; d, m: int16 [n, scales of a row]; row_scale: float32 [n].
     """

@@ -231,8 +231,8 @@ def exact_result(weights, row_scale, x):
     planes, _, scale = prepare("scalar", "Q4", x)
     acc_h, acc_l = (values[:, : x.shape[1]] @ weights.T for values in int15_values(planes, len(x), x.shape[1]))
     assert max(np.abs(acc_h).max(), np.abs(acc_l).max()) < 2**31
-    h, l = (acc.astype(np.float32).astype(np.float64) for acc in (acc_h, acc_l))
-    y = (h * 128 + l).astype(np.float32)  # exact in float64: one rounding, as of a fused multiply-add
+    high, low = (acc.astype(np.float32).astype(np.float64) for acc in (acc_h, acc_l))
+    y = (high * 128 + low).astype(np.float32)  # exact in float64: one rounding, as of a fused multiply-add
     return y * (scale[: len(x), None] * row_scale[None]), int(np.abs(acc_h).max())
 
 
@@ -274,8 +274,8 @@ def test_extreme_levels_at_every_width(isa, format, end, d):
                                           ("Q5_0", "Q5"), ("Q5_1", "Q5M"), ("Q5_K", "Q5M"), ("Q6_K", "Q6"),
                                           ("Q3_K", "Q6"), ("F32", "Q16")])
 def test_the_packer_leaves_room_for_every_sum(isa, type, format):
-    """Activations with the signs of a row's weights, all at their end: the greatest sums there can be. Rows so long that
-    the rule against overflow sets their scale come near 2^31, and not past it."""
+    """Activations with the signs of a row's weights, all at their end: the greatest sums there can be. Rows so long
+    that the rule against overflow sets their scale come near 2^31, and not past it."""
     rng, greatest = np.random.default_rng(12), 0
     for k in (256, 16384, 40960):
         w = pack(format, type, 3, k, stored(type, 3, k, rng, size=1.0))

@@ -58,9 +58,9 @@ LEVEL_PAIRS = [("Q4_0", "Q4"), ("Q4_1", "Q4"), ("Q4_K", "Q4"), ("Q2_K", "Q4H"), 
 
 @pytest.mark.parametrize("type, format", LEVEL_PAIRS)
 def test_stored_levels_are_kept_and_scales_to_half_a_unit(type, format):
-    """D and M become 16-bit integers in units of one float a row. Rounding them moves a weight by at most zero / 2 units,
-    and 1 / 2 more where there is an M; the unit is the least that fits: max(|w|, |d|, |M|) / 32750, or what keeps
-    127 * sum |w| below 2^31 after rounding."""
+    """D and M become 16-bit integers in units of one float a row. Rounding them moves a weight by at most zero / 2
+    units, and 1 / 2 more where there is an M; the unit is the least that fits: max(|w|, |d|, |M|) / 32750, or what
+    keeps 127 * sum |w| below 2^31 after rounding."""
     bits, _, minimum = LEVELS[format]
     zero = 1 << (bits - 1)
     moved = zero / 2 + minimum / 2
@@ -109,9 +109,9 @@ def test_weights_of_every_size_fit_integers():
             assert (np.abs(packed.rows() - values.astype(np.float64)) <= max(coarse, 4e-34)).all()
 
 
-@pytest.mark.parametrize("type, format", [("Q6_K", "Q8"), ("Q4_1", "Q8"), ("Q4_1", "Q5"), ("Q5_1", "Q6"), ("Q6_K", "Q5"),
-                                          ("Q2_K", "Q5M"), ("Q5_1", "Q4H"), ("Q8_0", "Q6"), ("F32", "Q5"),
-                                          ("F32", "Q6"), ("F32", "Q4H"), ("F32", "Q8M")])
+@pytest.mark.parametrize("type, format", [("Q6_K", "Q8"), ("Q4_1", "Q8"), ("Q4_1", "Q5"), ("Q5_1", "Q6"),
+                                          ("Q6_K", "Q5"), ("Q2_K", "Q5M"), ("Q5_1", "Q4H"), ("Q8_0", "Q6"),
+                                          ("F32", "Q5"), ("F32", "Q6"), ("F32", "Q4H"), ("F32", "Q8M")])
 def test_groups_that_a_layout_cannot_hold_are_refused(type, format):
     raw = stored(type, 2, 256, np.random.default_rng(14))
     with pytest.raises(ValueError, match=f"layout {format} can't hold .* {type}"):
@@ -120,7 +120,7 @@ def test_groups_that_a_layout_cannot_hold_are_refused(type, format):
 
 @pytest.mark.parametrize("format", LEVELS)
 def test_levels_lie_where_the_layout_says(format):
-    """The packer's bytes against those of the tests' own encoder, on scales that are whole numbers of the row's unit."""
+    """The packer's bytes against those of the tests' own encoder."""
     bits, span, minimum = LEVELS[format]
     type, zero = {"Q4": "Q4_1", "Q4H": "Q4_1", "Q5": "Q5_0", "Q5M": "Q5_1", "Q6": "Q5_0"}[format], 1 << (bits - 1)
     for n, k in [(16, 64), (48, 320)]:  # what stands in padding is nobody's, as long as its scales are zero
