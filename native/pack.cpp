@@ -201,8 +201,11 @@ bool pack_panels(const Matrix& shape, uint8_t* dst, int type_index, const uint8_
       if (as_stored) {
         read_groups(type_index, source, k, groups);
         clear_groups(groups + k / 16, groups + k_pad / 16);
+        // A scale beyond half precision's range would be infinite where it is kept as one.
+        const bool halves = format == Format::Q8 || format == Format::Q8M;
+        auto kept = [halves](float x) { return std::isfinite(halves ? f16_to_f32(f32_to_f16(x)) : x); };
         for (int64_t g = 0; g < k / 16; ++g)
-          if (!std::isfinite(groups[g].d) || !std::isfinite(groups[g].m)) return false;
+          if (!kept(groups[g].d) || !kept(groups[g].m)) return false;
       } else {
         std::fill(values, values + k_pad, 0.0f);
         read_floats(type_index, source, k, values);

@@ -84,11 +84,12 @@ class Packed:
         """float32 [n], of the formats that have one."""
         return self.data[-4 * (-(-self.n // 16) * 16) :].view(np.float32)[: self.n]
 
-    def rows(self, isa: str = "scalar") -> np.ndarray:
-        """float32 [n, k] by the look-up kernel."""
-        out = np.empty((self.n, self.k), np.float32)
-        for row in range(self.n):
-            _native.testing.lookup(isa, FORMATS.index(self.format), self.n, self.k, self.data, row, out[row])
+    def rows(self, isa: str = "scalar", only: np.ndarray | None = None) -> np.ndarray:
+        """float32 [n, k] by the look-up kernel. only: numbers of the rows that are wanted."""
+        wanted = range(self.n) if only is None else only.tolist()
+        out = np.empty((len(wanted), self.k), np.float32)
+        for place, row in enumerate(wanted):
+            _native.testing.lookup(isa, FORMATS.index(self.format), self.n, self.k, self.data, row, out[place])
         return out
 
 

@@ -59,6 +59,22 @@ def write_gguf(path, architecture="llama", **metadata):
     return str(path)
 
 
+def test_what_each_stored_type_runs_as(tmp_path, capsys):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mystery")
+    for kind, nbytes in (("Q4_K", 144), ("IQ2_XS", 74), ("IQ4_XS", 136)):
+        data = np.zeros((2, nbytes), np.uint8)
+        writer.add_tensor(f"t.{kind}", data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert main(["inspect", str(tmp_path / "m.gguf")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tensors Q4_K 1, 288 B; matrices run as Q4 (5 bits a weight in memory)" in shown
+    assert "tensors IQ4_XS 1, 272 B; matrices run as Q8 (8.5 bits a weight in memory)" in shown
+    assert "tensors IQ2_XS 1, 148 B; matrices run as Q16 (16 bits a weight in memory, no layout of its own)" in shown
+
+
 def test_json_tells_spec_tensors_memory_tokenizer_and_template(tmp_path, capsys):
     path = write_gguf(tmp_path / "m.gguf")
     assert main(["inspect", path, "--json"]) == 0
@@ -72,7 +88,8 @@ def test_json_tells_spec_tensors_memory_tokenizer_and_template(tmp_path, capsys)
     # Keys and values, two layers, two heads of eight float32.
     assert facts["memory"]["kv_bytes_per_position"]["float32"] == 2 * 2 * 2 * 8 * 4
     assert facts["memory"]["kv_bytes_full_context"]["float32"] == 256 * CONTEXT
-    assert facts["types"] == {"F32": {"tensors": 20, "nbytes": 4 * parameters}}
+    in_memory = {"layout": "F32", "bits": 32, "own_layout": True}
+    assert facts["types"] == {"F32": {"tensors": 20, "nbytes": 4 * parameters, **in_memory}}
     assert {"name": "blk.0.attn_k.weight", "shape": [16, 32], "type": "F32", "nbytes": 2048} in facts["tensors"]
     assert facts["tokenizer"]["vocab_size"] == VOCAB
     assert facts["tokenizer"]["bos_token_id"] == VOCAB - 2 and facts["tokenizer"]["eos_token_ids"] == [VOCAB - 1]

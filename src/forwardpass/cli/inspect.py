@@ -83,12 +83,26 @@ def _short(value):
 
 
 def _types(infos) -> dict[str, dict]:
+    """Stored types, and for those that can be read what a matrix of them becomes in memory with dtype "auto"."""
+    from ..quant.formats import bits_a_weight, has_layout, kernel_format
+    from ..weights.source import BLOCKS
+
     totals: dict[str, dict] = {}
     for info in infos:
         entry = totals.setdefault(info.type, {"tensors": 0, "nbytes": 0})
         entry["tensors"] += 1
         entry["nbytes"] += info.nbytes
+    for kind in totals.keys() & BLOCKS.keys():
+        layout = kernel_format(kind, "auto")
+        totals[kind] |= {"layout": layout, "bits": bits_a_weight(layout), "own_layout": has_layout(kind)}
     return totals
+
+
+def _in_memory(total: dict) -> str:
+    if "layout" not in total:
+        return ""
+    slow = "" if total["own_layout"] else ", no layout of its own"
+    return f"; matrices run as {total['layout']} ({total['bits']:g} bits a weight in memory{slow})"
 
 
 def _spec(checkpoint) -> dict:
@@ -177,7 +191,7 @@ def _show(facts: dict, list_tensors: bool) -> None:
             ),
         ]
     for kind, total in facts["types"].items():
-        rows.append([f"tensors {kind}", f"{total['tensors']}, {size(total['nbytes'])}"])
+        rows.append([f"tensors {kind}", f"{total['tensors']}, {size(total['nbytes'])}{_in_memory(total)}"])
     if "tokenizer" in facts:
         tokenizer = facts["tokenizer"]
         specials = ", ".join(f"{token}={token_id}" for token, token_id in tokenizer["special_tokens"].items())

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from forwardpass.backends import native
 from forwardpass.errors import ParameterError
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 
-_AS_STORED = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4_0": "Q4", "Q4_1": "Q4", "Q5_0": "Q5", "Q5_1": "Q5M",
-              "Q8_0": "Q8"}
+_AS_STORED = {
+    "F32": "F32", "F16": "F16", "BF16": "BF16",
+    "Q4_0": "Q4", "Q4_1": "Q4", "Q4_K": "Q4", "TQ1_0": "Q4", "TQ2_0": "Q4",
+    "Q5_0": "Q5", "MXFP4": "Q5", "IQ3_S": "Q5", "IQ1_S": "Q5",
+    "Q5_1": "Q5M", "Q5_K": "Q5M",
+    "Q2_K": "Q4H", "Q3_K": "Q4H",
+    "Q6_K": "Q6", "NVFP4": "Q6", "IQ3_XXS": "Q6", "IQ1_M": "Q6",
+    "Q8_0": "Q8", "Q8_K": "Q8", "IQ4_NL": "Q8", "IQ4_XS": "Q8", "IQ2_XXS": "Q8",
+    "IQ2_XS": "Q16", "IQ2_S": "Q16",
+}
 _REQUESTED = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8C", "int4": "Q4"}
 
 
 def kernel_format(stored: str, dtype: str) -> str:
-    """"auto" keeps every stored level. Types of four to six bits go to layouts whose scales are 16-bit integers relative
-    to one float a row; eight-bit ones keep their scales; floats stay as they are."""
+    """"auto" keeps what is stored, in the smallest layout that holds the type's levels (whole numbers) as they are, for
+    as few columns a scale as the type has: their scales become 16-bit integers relative to one float a row, in Q8 half
+    precision. Two types fit none; as Q16 every weight is such an integer. Floats stay as they are."""
     return _AS_STORED[stored] if dtype == "auto" else _REQUESTED[dtype]
+
+
+def has_layout(stored: str) -> bool:
+    """Whether a stored type keeps its levels and scales in memory; the others run, in more memory."""
+    return _AS_STORED[stored] != "Q16"
+
+
+def bits_a_weight(layout: str) -> float:
+    """In memory, scales included, padding and the one float a row left out."""
+    rows, columns = 16, 1 << 16
+    return round(8 * native.matrix_bytes(layout, rows, columns) / (rows * columns), 2)
 
 
 def check_dtype(name: str, value: str, allowed: tuple[str, ...]) -> str:
