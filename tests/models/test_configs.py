@@ -22,7 +22,10 @@ QWEN4 = LLAMA4 | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], 
                   "use_sliding_window": False, "max_window_layers": 2}
 GPT4 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 64, "n_embd": 48, "n_layer": 2,
         "n_head": 4, "n_positions": 128, "n_ctx": 128, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
-BASES = {"llama": LLAMA4, "qwen2": QWEN4, "gpt2": GPT4}
+MISTRAL4 = LLAMA4 | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 32}
+MIXTRAL4 = MISTRAL4 | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8,
+                       "num_experts_per_tok": 2}
+BASES = {"llama": LLAMA4, "qwen2": QWEN4, "gpt2": GPT4, "mistral": MISTRAL4, "mixtral": MIXTRAL4}
 
 
 def without(config, *names):
@@ -66,12 +69,12 @@ def test_settings_without_effect(name, changes):
 
 
 @pytest.mark.parametrize(("name", "changes", "said"), [
-    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
-    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "yarn"),
+    ("llama", {"rope_scaling": {"type": "ntk-by-hand", "factor": 2.0}}, "ntk-by-hand"),
     ("llama", {"rope_parameters": {"rope_type": "default", "factor": 8.0}}, "factor"),
-    ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
-    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 8.0, "mrope_section": [1, 2]}}, "mrope_section"),
+    ("llama", {"rope_parameters": {"full_attention": {}, "other_attention": {}}}, "other_attention"),
+    ("gpt2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    ("gpt2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"hidden_act": "xielu"}, "xielu"),
     ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
     ("llama", {"num_local_experts": 8}, "mixture of experts"),
@@ -79,8 +82,6 @@ def test_settings_without_effect(name, changes):
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     ("llama", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "Python code"),
     ("llama", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
-    ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "sliding"),
-    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
     ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ("qwen2", {"use_mrope": True}, "use_mrope"),
     ("gpt2", {"add_cross_attention": True}, "cross-attention"),
@@ -111,6 +112,29 @@ def test_what_is_not_implemented_is_named(name, changes, said):
     ("llama", {"architectures": "LlamaForCausalLM"}, "architectures"), ("llama", {"model_type": 3}, "model_type"),
     ("llama", {"intermediate_size": None}, "intermediate_size"), ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
     ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"), ("qwen2", {"layer_types": 3}, "layer_types"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "use_sliding_window is false"),
+    ("qwen2", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "sliding_window": None},
+     "sliding_window"),
+    ("mistral", {"sliding_window": -1}, "sliding_window"), ("mistral", {"sliding_window": 16.0}, "sliding_window"),
+    ("mistral", {"sliding_window": "16"}, "sliding_window"), ("mistral", {"sliding_window": True}, "sliding_window"),
+    ("mistral", {"sliding_window": [16, 16]}, "sliding_window"),
+    ("mixtral", {"num_local_experts": 2000}, "experts"), ("mixtral", {"num_experts_per_tok": 9}, "9 of 8"),
+    ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+    ("mixtral", {"num_local_experts": 2.5}, "num_local_experts"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "factor"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": "2"}}, "factor"),
+    ("llama", {"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "type"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0},
+               "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "rope_scaling"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 1}},
+     "high_freq_factor"),
+    ("llama", {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 5}},
+     "long_factor"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": "many"}},
+     "original_max_position_embeddings"),
+    ("llama", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+    ("llama", {"partial_rotary_factor": 0.1}, "even"),
     ("gpt2", {"n_head": 7}, "n_head"), ("gpt2", {"hidden_size": 64}, "n_embd"),
     ("gpt2", {"n_positions": 2**40}, "n_pos"),
 ])
@@ -118,6 +142,46 @@ def test_contradictions(name, changes, said):
     with pytest.raises(ModelFileError) as error:
         registry.spec_from_config(BASES[name] | changes)
     assert said in str(error.value) and "expected" in str(error.value) and len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize(("name", "changes", "expected"), [
+    ("mistral", {}, [32, 32]), ("mistral", {"sliding_window": None}, [0, 0]),
+    ("mistral", {"sliding_window": 0}, [0, 0]),
+    ("mistral", {"sliding_window": 128}, [0, 0]), ("mistral", {"sliding_window": 10**6}, [0, 0]),
+    ("mistral", {"sliding_window": 127}, [127, 127]),
+    ("mixtral", {"layer_types": ["full_attention", "sliding_attention"]}, [0, 32]),
+    ("qwen2", {}, [0, 0]), ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, [0, 32]),
+    ("qwen2", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}, [32, 0]),
+])
+def test_windows(name, changes, expected):
+    spec = registry.spec_from_config(BASES[name] | changes)
+    assert [layer.attention.window for layer in spec.layers] == expected
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(("old", "new", "reach"), [
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_type": "linear", "factor": 2.0}, 256),
+    ({"rope_scaling": {"type": "dynamic", "factor": 3.0}}, {"rope_type": "dynamic", "factor": 3.0}, 384),
+    ({"rope_scaling": {"type": "yarn", **YARN}}, {"rope_type": "yarn", **YARN}, 256),
+    ({"rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 64},
+     {"rope_type": "yarn", **YARN}, 256),
+    ({"rope_scaling": {"type": "su", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+      "original_max_position_embeddings": 64},
+     {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6,
+      "original_max_position_embeddings": 64}, 128),
+    ({"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.5}, 128),
+    ({"rotary_pct": 0.5}, {"partial_rotary_factor": 0.5}, 128),
+    ({}, {"full_attention": {"rope_theta": 50000.0}, "sliding_attention": None}, 128),
+])
+def test_rope_spellings_of_4_and_5(old, new, reach):
+    """And the context: linear, dynamic and yarn scalings stretch the length that the file names."""
+    new = new if "full_attention" in new else {"rope_theta": 50000.0} | new
+    five = without(LLAMA4, "rope_theta", "rope_scaling") | {"rope_parameters": new}
+    spec = registry.spec_from_config(LLAMA4 | old)
+    assert spec == registry.spec_from_config(five) and spec.max_position_embeddings == reach
+    assert (spec == registry.spec_from_config(LLAMA4)) == (not old)
 
 
 @pytest.mark.parametrize("text", [
@@ -178,10 +242,11 @@ def test_gguf_defaults():
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [
-    ("llama.rope.scaling.type", "yarn", "rotary scaling"), ("llama.rope.scaling.factor", 4.0, "rotary scaling"),
-    ("llama.rope.dimension_count", 6, "part of each head"), ("llama.attention.sliding_window", 64, "window"),
-    ("llama.expert_count", 8, "experts"), ("llama.attention.value_length", 16, "value width"),
+    ("llama.rope.scaling.type", "su", "rotary scaling"),
+    ("llama.attention.value_length", 16, "value width"),
+    ("llama.rope.scaling.yarn_log_multiplier", 0.1, "this setting"),
     ("llama.attention.head_count_kv", [2, 4], "layer to layer"), ("llama.logit_scale", 0.5, "scaled logits"),
+    ("llama.expert_gating_func", 2, "router"),
     ("llama.something.new", 1, "this setting"),
 ])
 def test_gguf_what_is_not_implemented_is_named(key, value, said):
@@ -190,9 +255,64 @@ def test_gguf_what_is_not_implemented_is_named(key, value, said):
     assert said in str(error.value) and key in str(error.value)
 
 
-def test_gguf_frequency_factors_are_named():
-    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight"):
-        registry.spec_from_gguf(gguf(), {"rope_freqs.weight": None})
+def gguf_rope(**changes):
+    """The rotary positions of the tiny llama with scaling settings, as GGUF and as config.json."""
+    return registry.spec_from_gguf(gguf(**{f"llama__rope__{key}": value for key, value in changes.items()}), {})
+
+
+def test_gguf_scalings_equal_those_of_a_config():
+    linear = registry.spec_from_config(LLAMA4 | {"rope_scaling": {"type": "linear", "factor": 4.0}})
+    assert gguf_rope(scaling__type="linear", scaling__factor=4.0) == linear
+    assert gguf_rope(scaling__factor=4.0) == linear == gguf_rope(scale_linear=4.0)  # llama.cpp's default type
+    assert gguf_rope(scaling__type="none", scaling__factor=4.0) == registry.spec_from_config(LLAMA4)
+    yarn = registry.spec_from_config(LLAMA4 | {"rope_scaling": {"type": "yarn", "beta_fast": 16, **YARN}})
+    assert gguf_rope(scaling__type="yarn", scaling__factor=4.0, scaling__original_context_length=64,
+                     scaling__yarn_beta_fast=16.0) == yarn
+    partial = registry.spec_from_config(LLAMA4 | {"partial_rotary_factor": 0.5})
+    assert gguf_rope(dimension_count=6) == partial
+
+
+def vectors(**arrays):
+    """TensorInfos and a reader of vectors by name."""
+    arrays = {f"{name}.weight": np.asarray(array, np.float32) for name, array in arrays.items()}
+    return {name: TensorInfo(name, a.shape, "F32", a.nbytes) for name, a in arrays.items()}, arrays.get
+
+
+def test_gguf_frequency_factors():
+    """llama3's are divisors of the frequencies, computed by the converter; longrope's come as they are."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+    theirs = registry.spec_from_config(LLAMA4 | {"rope_scaling": scaling}).layers[0].attention.rotary
+    plain = registry.spec_from_config(LLAMA4).layers[0].attention.rotary
+    ours = registry.spec_from_gguf(gguf(), *vectors(rope_freqs=np.divide(plain.inv_freq, theirs.inv_freq)))
+    assert np.allclose(ours.layers[0].attention.rotary.inv_freq, theirs.inv_freq, rtol=1e-6, atol=0)
+    short, long = np.linspace(1, 2, 6).astype(np.float32).tolist(), np.linspace(1, 9, 6).astype(np.float32).tolist()
+    scaling = {"type": "longrope", "short_factor": short, "long_factor": long}
+    theirs = registry.spec_from_config(LLAMA4 | {"rope_scaling": scaling, "original_max_position_embeddings": 64})
+    ours = registry.spec_from_gguf(gguf(llama__rope__scaling__original_context_length=64),
+                                   *vectors(rope_factors_short=short, rope_factors_long=long))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("arrays", [
+    {"rope_freqs": [1.0] * 5}, {"rope_freqs": [[1.0] * 6]}, {"rope_freqs": [0.0] * 6}, {"rope_freqs": [np.nan] * 6},
+    {"rope_factors_long": [1.0] * 6}, {"rope_factors_long": [1.0] * 6, "rope_factors_short": [1.0] * 7},
+])
+def test_gguf_frequency_factors_that_do_not_fit(arrays):
+    with pytest.raises(ModelFileError, match=r"rope_f|long_factor|short_factor"):
+        registry.spec_from_gguf(gguf(), *vectors(**arrays))
+
+
+def test_gguf_experts_and_windows():
+    spec = registry.spec_from_gguf(gguf(llama__expert_count=8, llama__expert_used_count=2), {})
+    mixtral = registry.spec_from_config(MIXTRAL4 | {"sliding_window": None})
+    assert spec.layers == mixtral.layers
+    spec = registry.spec_from_gguf(gguf(llama__attention__sliding_window=32), {})
+    assert spec.layers == registry.spec_from_config(MISTRAL4).layers
+    with pytest.raises(ModelFileError, match="expert_used_count"):
+        registry.spec_from_gguf(gguf(llama__expert_count=8), {})
+    with pytest.raises(ModelFileError, match="9 of 8"):
+        registry.spec_from_gguf(gguf(llama__expert_count=8, llama__expert_used_count=9), {})
 
 
 @pytest.mark.parametrize("changes", [
@@ -211,7 +331,10 @@ def test_gguf_contradictions(changes):
 JUNK = [None, True, False, 0, 1, -1, 2, 3, 7, 48, 2**31, 2**63, 10**5000, 0.0, 0.5, 1.0, -1e308, float("nan"),
         float("inf"), "", "silu", "default", "none", "llama", "x" * 1000, [], [1], [None], [2, 2], [2, 3],
         ["full_attention"] * 2, ["sliding_attention"] * 2, {}, {"rope_type": "default"}, {"rope_theta": 1e4},
-        {"factor": 2},
+        {"factor": 2}, {"rope_type": "linear", "factor": 2}, {"type": "dynamic", "factor": 1e300},
+        {"rope_type": "yarn"},
+        {"rope_type": "longrope", "short_factor": [1] * 6, "long_factor": [2] * 6}, {"full_attention": {}},
+        {"full_attention": {"rope_type": "llama3"}}, {"sliding_attention": [1]},
         {"x": {}}, {"type": 5}]
 
 
@@ -231,7 +354,8 @@ def probe(read, base, keys, rng):
 def test_fuzz_configs(name):
     from forwardpass.models.hf_config import REFUSED
 
-    keys = sorted({*BASES[name], *REFUSED, "rope_parameters", "layer_types", "sliding_window", "head_dim", "mlp_bias",
+    keys = sorted({*BASES[name], *REFUSED, "rope_parameters", "use_sliding_window",
+                   "max_window_layers", "layer_types", "sliding_window", "head_dim", "mlp_bias",
                    "n_inner", "dtype", "auto_map", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"})
     rng = np.random.default_rng(1)
     passed = sum(probe(registry.spec_from_config, BASES[name], keys, rng) for _ in range(3000))
@@ -239,9 +363,11 @@ def test_fuzz_configs(name):
 
 
 def test_fuzz_gguf_metadata():
-    from forwardpass.models.gguf_config import KNOWN, REFUSED
+    from forwardpass.models.gguf_config import REFUSED, WITHOUT_EFFECT
 
-    keys = sorted({*gguf(), *(f"llama.{key}" for key in KNOWN | REFUSED.keys()), "tokenizer.ggml.tokens"})
+    keys = sorted({*gguf(), *(f"llama.{key}" for key in WITHOUT_EFFECT | REFUSED.keys()), "llama.rope.scaling.factor",
+                   "llama.attention.sliding_window_pattern", "llama.expert_feed_forward_length",
+                   "tokenizer.ggml.tokens"})
     rng = np.random.default_rng(2)
     junk_arrays = [np.array([2, 2]), np.zeros((2, 2)), np.array([1.5]), np.array(["a"])]
     JUNK.extend(junk_arrays)
@@ -249,4 +375,4 @@ def test_fuzz_gguf_metadata():
         passed = sum(probe(lambda v: registry.spec_from_gguf(v, {}), gguf(), keys, rng) for _ in range(3000))
     finally:
         del JUNK[-len(junk_arrays):]
-    assert 300 < passed < 2700
+    assert 200 < passed < 2700

@@ -138,12 +138,12 @@ def test_smollm2(smollm2):
     assert rows["layers.7.attention.v.weight"].transform == "none"
 
 
-@pytest.mark.parametrize(("given", "nearest"), [("lama", "llama"), ("qwen3", "qwen2"), ("mamba", ""),
+@pytest.mark.parametrize(("given", "nearest"), [("lama", "llama"), ("quen2", "qwen2"), ("xlstm", ""),
                                                  pytest.param("x" * 10**6, "", id="huge")])
 def test_unknown_family_lists_the_known(given, nearest):
     for call in (lambda: registry.spec_from_config({"model_type": given}),
                  lambda: registry.spec_from_gguf({"general.architecture": given}, {})):
-        with pytest.raises(UnsupportedModelError, match="gpt2, llama, qwen2") as error:
+        with pytest.raises(UnsupportedModelError, match=r"gpt2, .*llama, .*qwen2") as error:
             call()
         assert (f"nearest: {nearest}" in str(error.value)) == bool(nearest)
         assert len(str(error.value)) < 500

@@ -29,12 +29,16 @@ def show(value: object) -> str:
 class Fields:
     """Checked access to settings by name. where: said in errors; prefix: put before every name (GGUF: "llama.")."""
 
+    lists = False
+
     def __init__(self, values: Mapping, where: str, prefix: str = "") -> None:
         if not isinstance(values, Mapping):
             raise ModelFileError(f"{where}: expected names with values, found {show(values)}; fetch the model again")
         self.values, self.where, self.prefix = values, where, prefix
+        self.read: set[str] = set()
 
     def get(self, name: str) -> object:
+        self.read.add(name)
         return self.values.get(self.prefix + name)
 
     def has(self, name: str) -> bool:
@@ -65,15 +69,14 @@ class Fields:
     def integer(self, *names: str, default: object = REQUIRED, low: int = 1, high: int = MAX_SIZE) -> int:
         """A whole number in [low, high] under one of `names`. A default is returned as it is (it may be None).
 
-        A list of equal whole numbers (GGUF's per-layer form) counts as that number.
+        A list of equal whole numbers counts as that number where `lists` is True (GGUF's per-layer form).
         """
         expected = f"a whole number from {low} to {high}"
         name, value = self._first(names, default, expected)
         if value is default:
             return value
-        if isinstance(value, list) or hasattr(value, "tolist"):
-            value = value if isinstance(value, list) else value.tolist()
-        if isinstance(value, list):
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, list) and self.lists:
             if not value:
                 self.wrong(name, expected, value)
             if any(item != value[0] for item in value[1:]):
@@ -119,21 +122,20 @@ class Fields:
             self.wrong(name, "a text", value)
         return value
 
-    def refuse(self, table: Mapping[str, tuple[tuple, str]]) -> None:
-        """Stop at settings that would change the result and are not implemented.
+    def refuse_unread(self, table: Mapping[str, tuple[tuple, str]], known: Iterable[str] | None = None) -> None:
+        """Stop at settings that would change the result and that no family has read.
 
-        table: name -> (values that mean "off", what it is). An absent or empty one is off.
+        table: name -> (values that mean "off", what it is). An absent or empty one is off. known: where it is given,
+        any other setting under the prefix that was neither read nor is listed here or in the table stops too.
         """
         for name, (off, what) in table.items():
-            value = self.get(name)
-            if value is None or (isinstance(value, (list, dict)) and not value):
+            value = self.values.get(self.prefix + name)
+            if name in self.read or value is None or (isinstance(value, (list, dict)) and not value):
                 continue
             if not isinstance(value, (bool, int, float, str)) or value not in off:
                 self.unsupported(name, what)
-
-    def only(self, known: Iterable[str]) -> None:
-        """Stop at a setting under this prefix whose meaning is not known."""
-        known = set(known)
-        for key in self.values:
-            if isinstance(key, str) and key.startswith(self.prefix) and key[len(self.prefix):] not in known:
-                self.unsupported(key[len(self.prefix):], "this setting")
+        if known is not None:
+            known = {*known, *table, *self.read}
+            for key in self.values:
+                if isinstance(key, str) and key.startswith(self.prefix) and key[len(self.prefix):] not in known:
+                    self.unsupported(key[len(self.prefix):], "this setting")

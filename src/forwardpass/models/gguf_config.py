@@ -1,72 +1,98 @@
-"""Reads the architecture settings of a GGUF file's metadata. Unknown settings stop here."""
+"""Reads the architecture settings of a GGUF file's metadata.
+
+A setting that is neither read by the family nor known to be without effect stops the loading (see registry.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.errors import ModelFileError
 from forwardpass.models.fields import Fields, show
-from forwardpass.models.spec import MAX_LAYERS
+from forwardpass.models.hf_rope import Rope
+from forwardpass.models.spec import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, ExpertsSpec, RotarySpec
 
-KNOWN = {  # read by the families or without effect on the result
-    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon",
-    "rope.dimension_count", "rope.freq_base", "rope.scaling.original_context_length",
+WITHOUT_EFFECT = {
+    "vocab_size", "feed_forward_length", "rope.scaling.finetuned", "rope.scaling.original_context_length",
 }
 _OFF = (False, 0, "", "none")
-REFUSED = {  # setting: (values that mean "off", what it is)
-    "rope.scaling.type": (_OFF, "a rotary scaling"),
-    "rope.scaling.factor": ((0, 1), "a rotary scaling"),
-    "rope.scale_linear": ((0, 1), "a rotary scaling"),
-    "rope.scaling.attn_factor": ((0, 1), "a rotary scaling"),
-    "rope.scaling.finetuned": (_OFF, "a rotary scaling"),
-    "attention.sliding_window": (_OFF, "a sliding attention window"),
+REFUSED = {  # setting that no family may leave unread: (values that mean "off", what it is)
+    "rope.scaling.type": (_OFF, "a rotary scaling in this family"),
+    "rope.scaling.factor": ((0, 1), "a rotary scaling in this family"),
+    "rope.scale_linear": ((0, 1), "a rotary scaling in this family"),
+    "rope.scaling.attn_factor": ((0, 1), "a rotary scaling in this family"),
+    "attention.sliding_window": (_OFF, "a sliding attention window in this family"),
     "attention.causal": ((True,), "attention that looks ahead"),
-    "attention.clamp_kqv": (_OFF, "clamped projections"),
-    "attention.max_alibi_bias": (_OFF, "ALiBi positions"),
-    "attention.scale": (_OFF, "a custom attention scale"),
-    "expert_count": (_OFF, "a mixture of experts"),
-    "expert_used_count": (_OFF, "a mixture of experts"),
-    "use_parallel_residual": (_OFF, "a parallel residual"),
-    "logit_scale": ((1,), "scaled logits"),
-    "residual_scale": ((1,), "scaled residuals"),
-    "embedding_scale": ((1,), "scaled embeddings"),
+    "attention.clamp_kqv": (_OFF, "clamped projections in this family"),
+    "attention.max_alibi_bias": (_OFF, "ALiBi positions in this family"),
+    "attention.scale": (_OFF, "a custom attention scale in this family"),
+    "attention.temperature_scale": (_OFF, "an attention scale that grows with the position"),
+    "attn_logit_softcapping": (_OFF, "attention soft-capping in this family"),
+    "final_logit_softcapping": (_OFF, "logit soft-capping in this family"),
+    "expert_count": (_OFF, "a mixture of experts in this family"),
+    "expert_used_count": (_OFF, "a mixture of experts in this family"),
+    "expert_shared_count": (_OFF, "a shared expert in this family"),
+    "expert_gating_func": ((0, 1), "a router other than softmax"),
+    "expert_weights_scale": ((0, 1), "scaled experts"),
+    "leading_dense_block_count": (_OFF, "leading layers without experts"),
+    "nextn_predict_layers": (_OFF, "layers that predict further tokens"),
+    "use_parallel_residual": (_OFF, "a parallel residual in this family"),
+    "logit_scale": ((1,), "scaled logits in this family"),
+    "residual_scale": ((1,), "scaled residuals in this family"),
+    "embedding_scale": ((1,), "scaled embeddings in this family"),
     "pooling_type": (_OFF, "a model that embeds instead of generating"),
     "tensor_data_layout": ((*_OFF, "Meta AI original pth"), "this tensor layout"),
 }
-REFUSED_TENSORS = {
-    "rope_freqs.weight": "rotary frequency factors (a rotary scaling)",
-    "rope_factors_long.weight": "rotary frequency factors (a rotary scaling)",
-    "rope_factors_short.weight": "rotary frequency factors (a rotary scaling)",
-    "blk.0.ffn_gate_inp.weight": "a mixture of experts",
-}
+ROPE_TENSORS = r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
+"""They are read when the spec is built and are no weights (for IGNORED)."""
 
 
-def fields_of(metadata: Mapping, tensors: Mapping, architecture: str) -> Fields:
-    """The settings under `architecture`, with everything refused that the engine does not compute."""
-    general = Fields(metadata, "GGUF metadata")
-    if general.text("general.architecture") != architecture:
-        general.wrong("general.architecture", repr(architecture), general.get("general.architecture"))
-    fields = Fields(metadata, "GGUF metadata", prefix=f"{architecture}.")
-    fields.refuse(REFUSED)
-    fields.only(KNOWN | REFUSED.keys())
-    for name, what in REFUSED_TENSORS.items():
-        if name in tensors:
-            raise UnsupportedModelError(f"tensor {name}: {what} is not implemented; use a model without it")
-    return fields
+class GgufFields(Fields):
+    """The settings under an architecture's prefix and the file's tensors, for the family named `family`.
+
+    vector: reads a small tensor of floats by name.
+    """
+
+    lists = True
+
+    def __init__(self, metadata: Mapping, tensors: Mapping, architecture: str, family: str,
+                 vector: Callable[[str], np.ndarray]) -> None:
+        super().__init__(metadata, "GGUF metadata", prefix=f"{architecture}.")
+        self.family, self.tensors = family, tensors
+        self._vector = vector
+
+    def vector(self, name: str) -> np.ndarray | None:
+        """The values of a small tensor, or None if there is no such tensor."""
+        info = self.tensors.get(name)
+        if info is None:
+            return None
+        if len(info.shape) != 1 or info.shape[0] > MAX_HEAD_DIM:
+            raise ModelFileError(f"GGUF tensor {name}: expected one number for each rotary frequency, found "
+                                 f"{list(info.shape)}; fetch or convert the model again")
+        return self._vector(name)
+
+    def per_layer(self, name: str, layers: int) -> list[int] | None:
+        """A list of one number a layer, or None where the setting is absent or a single number."""
+        value = self.get(name)
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, list):
+            return None
+        if len(value) != layers:
+            self.wrong(name, f"a list of {layers}, one for each layer", value)
+        return [int(one) if isinstance(one, bool) else self._whole(name, one, 0, MAX_SIZE) for one in value]
 
 
-def vocab_size(fields: Fields, tensors: Mapping) -> int:
+def vocab_size(fields: GgufFields) -> int:
     """Rows of the embedding table: `vocab_size`, else the token list's length, else the table's own."""
     tokens = fields.values.get("tokenizer.ggml.tokens")
     if tokens is not None and not hasattr(tokens, "__len__"):
         raise ModelFileError(f"GGUF metadata: tokenizer.ggml.tokens: expected a list, found {show(tokens)}; "
                              "fetch the model again")
     count = None if tokens is None else len(tokens)
-    table = tensors.get("token_embd.weight")
+    table = fields.tensors.get("token_embd.weight")
     rows = int(table.shape[0]) if table is not None and len(table.shape) == 2 else None
     size = fields.integer("vocab_size", default=count or rows)
     if size is None:
@@ -83,29 +109,110 @@ def head_dim(fields: Fields, hidden_size: int, heads: int) -> int:
     dim = fields.integer("attention.key_length", default=hidden_size // heads)
     if fields.integer("attention.value_length", default=dim) != dim:
         fields.unsupported("attention.value_length", f"a value width other than the key width {dim}")
-    if fields.integer("rope.dimension_count", default=dim) != dim:
-        fields.unsupported("rope.dimension_count", f"rotating only part of each head ({dim} wide)")
     return dim
 
 
-def sizes(metadata: Mapping, tensors: Mapping, architecture: str, eps: str) -> dict:
+def sizes(fields: GgufFields, eps: str) -> dict:
     """The numbers every decoder has, under the names that the families' build functions take."""
-    fields = fields_of(metadata, tensors, architecture)
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     return {
-        "vocab": vocab_size(fields, tensors), "hidden": hidden, "heads": heads,
+        "family": fields.family, "vocab": vocab_size(fields), "hidden": hidden, "heads": heads,
         "layers": fields.integer("block_count", high=MAX_LAYERS),
         "kv_heads": fields.integer("attention.head_count_kv", default=heads),
         "head_dim": head_dim(fields, hidden, heads),
         "inner": fields.integer("feed_forward_length"), "positions": fields.integer("context_length"),
         # rounded to float32, as it is used, so that GGUF and HF give the same spec
         "eps": float(np.float32(fields.number(eps, low=1e-12, high=0.1))),
-        "tied": "output.weight" not in tensors,
+        "tied": "output.weight" not in fields.tensors,
     }
 
 
-def decoder(metadata: Mapping, tensors: Mapping, architecture: str) -> dict:
-    """The numbers of a rotary, gated decoder (llama and its kin)."""
-    numbers = sizes(metadata, tensors, architecture, "attention.layer_norm_rms_epsilon")
-    fields = Fields(metadata, "GGUF metadata", prefix=f"{architecture}.")
-    return numbers | {"theta": fields.number("rope.freq_base", default=10000.0, low=1, high=1e12)}
+def rope(fields: GgufFields, positions: int) -> Rope:
+    """The base and the scaling that the metadata describe. Factors that lie in tensors come later (`rotary`)."""
+    base = fields.number("rope.freq_base", default=10000.0, low=1, high=1e12)
+    kind = fields.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        fields.unsupported("rope.scaling.type", "a rotary scaling other than none, linear, yarn and longrope")
+    factor = fields.number("rope.scaling.factor", "rope.scale_linear", default=0.0, low=0, high=1e6) or 1.0
+    trained = fields.integer("rope.scaling.original_context_length", default=positions)
+    if kind == "yarn":
+        scaling = {"rope_type": kind, "original_max_position_embeddings": trained, "factor": factor}
+        for key, ours in (("yarn_attn_factor", "attention_factor"), ("yarn_beta_fast", "beta_fast"),
+                          ("yarn_beta_slow", "beta_slow")):
+            if fields.has(f"rope.scaling.{key}"):
+                scaling[ours] = fields.number(f"rope.scaling.{key}", low=1e-3, high=1e6)
+        return Rope(base, scaling=scaling)
+    return Rope(base, scaling={"rope_type": kind, "factor": factor} if kind == "linear" and factor != 1 else None)
+
+
+def rotary(fields: GgufFields, one: Rope, dim: int, positions: int) -> RotarySpec:
+    """Rotary positions with the divisors of frequencies that the file may keep in tensors: for short and long texts
+    (longrope), or for all (llama3)."""
+    long, short = fields.vector("rope_factors_long.weight"), fields.vector("rope_factors_short.weight")
+    if (long is None) != (short is None):
+        raise ModelFileError("GGUF tensors: expected both rope_factors_long.weight and rope_factors_short.weight or "
+                             "neither, found one of them; fetch or convert the model again")
+    if long is not None:
+        trained = fields.integer("rope.scaling.original_context_length", default=positions)
+        scaling = {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist(),
+                   "original_max_position_embeddings": trained}
+        if fields.has("rope.scaling.attn_factor"):
+            scaling["attention_factor"] = fields.number("rope.scaling.attn_factor", low=1e-3, high=1e3)
+        return replace(one, scaling=scaling, where="GGUF rope_factors tensors").spec(dim, positions)
+    return replace(one, where="GGUF rope_freqs.weight").spec(dim, positions, fields.vector("rope_freqs.weight"))
+
+
+def sliding(fields: GgufFields, layers: int, slides: Callable[[int], bool] | None) -> tuple[bool, ...]:
+    """Which layers have the window: `sliding_window_pattern` (a flag a layer, or every n-th is full), else `slides`."""
+    flags = fields.per_layer("attention.sliding_window_pattern", layers)
+    if flags is not None:
+        return tuple(bool(flag) for flag in flags)
+    period = fields.integer("attention.sliding_window_pattern", default=None, low=0)
+    if period is not None:
+        return tuple(period == 0 or (i + 1) % period != 0 for i in range(layers))
+    return tuple(bool(slides and slides(i)) for i in range(layers))
+
+
+def decoder(fields: GgufFields, *, eps: str = "attention.layer_norm_rms_epsilon", act: str = "silu",
+            slides: Callable[[int], bool] | None = None, rotates: Callable[[int], bool] = lambda i: True,
+            local_theta: float | None = None) -> dict:
+    """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
+
+    slides: which layers have the window, None = none has one; rotates: which have positions at all. local_theta: the
+    base of layers with a window where they have their own, without the scaling of the others.
+    """
+    numbers = sizes(fields, eps)
+    layers, width, trained = numbers["layers"], numbers["head_dim"], numbers["positions"]
+    dim = fields.integer("rope.dimension_count", default=width, low=2, high=width)
+    one = rope(fields, trained)
+    context = trained if local_theta else one.reach(trained)
+    cut = sliding(fields, layers, slides) if slides else (False,) * layers
+    local = whole = rotary(fields, one, dim, trained)
+    if local_theta:
+        base = fields.number("rope.freq_base_swa", default=local_theta, low=1, high=1e12)
+        local = Rope(base).spec(dim, trained)
+    window = fields.integer("attention.sliding_window", default=0, low=0) if slides else 0
+    return numbers | {
+        "act": act, "positions": context,
+        "windows": tuple(window if cut[i] and window < context else 0 for i in range(layers)),
+        "rotary": tuple((local if cut[i] else whole) if rotates(i) else None for i in range(layers)),
+    }
+
+
+def experts(fields: GgufFields, *, normalise: bool, shared_gate: bool = False) -> dict:
+    """What models/decoder.py's build takes for experts; nothing where the file has none."""
+    count = fields.integer("expert_count", default=0, low=0)
+    if not count:
+        return {}
+    shared = 0
+    if "blk.0.ffn_gate_shexp.weight" in fields.tensors or fields.has("expert_shared_feed_forward_length"):
+        shared = fields.integer("expert_shared_feed_forward_length")
+    spec = ExpertsSpec(count, fields.integer("expert_used_count"), fields.flag("expert_weights_norm", normalise),
+                       shared, shared_gate and shared > 0)
+    return {"experts": spec, "expert_inner": fields.integer("expert_feed_forward_length", default=0)}
+
+
+def biases(fields: GgufFields) -> dict:
+    """Which linear layers have a bias, as the first layer's tensors tell."""
+    names = {"qkv_bias": "attn_q", "out_bias": "attn_output", "mlp_bias": "ffn_up"}
+    return {ours: f"blk.0.{name}.bias" in fields.tensors for ours, name in names.items()}

@@ -1,19 +1,22 @@
 """Reads a Hugging Face `config.json`, in the spellings of transformers 4 and 5, and `generation_config.json`.
 
-Settings that change the result and are not implemented stop here with an UnsupportedModelError that names them.
+Families read what they understand; settings in REFUSED that change the result and that nobody read stop the loading
+(see registry.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.errors import ModelFileError
+from forwardpass.models import hf_rope
 from forwardpass.models.fields import Fields, show
+from forwardpass.models.hf_rope import FULL, SLIDING
 from forwardpass.models.spec import MAX_LAYERS
 
 MAX_JSON_BYTES = 8 << 20
@@ -27,26 +30,28 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }
 _OFF = (False, 0, "")
-REFUSED = {  # setting: (values that mean "off", what it is)
+REFUSED = {  # setting that no family may leave unread: (values that mean "off", what it is)
     "quantization_config": (_OFF, "a quantised Hugging Face checkpoint"),
     "compression_config": (_OFF, "a compressed Hugging Face checkpoint"),
-    "num_local_experts": (_OFF, "a mixture of experts"),
-    "num_experts": (_OFF, "a mixture of experts"),
-    "n_routed_experts": (_OFF, "a mixture of experts"),
-    "partial_rotary_factor": ((1, 1.0), "rotating only part of each head"),
-    "rope_interleaved": (_OFF, "interleaved rotary pairs"),
-    "no_rope_layers": (_OFF, "layers without positions"),
-    "alibi": (_OFF, "ALiBi positions"),
+    "num_local_experts": (_OFF, "a mixture of experts in this family"),
+    "num_experts": (_OFF, "a mixture of experts in this family"),
+    "n_routed_experts": (_OFF, "a mixture of experts in this family"),
+    "partial_rotary_factor": ((1, 1.0), "rotating only part of each head in this family"),
+    "rope_interleaved": (_OFF, "interleaved rotary pairs in this family"),
+    "rope_scaling": (_OFF, "a rotary scaling in this family"),
+    "no_rope_layers": (_OFF, "layers without positions in this family"),
+    "alibi": (_OFF, "ALiBi positions in this family"),
     "use_mrope": (_OFF, "multimodal rotary positions"),
-    "use_qk_norm": (_OFF, "normalised queries and keys"),
-    "qk_layernorm": (_OFF, "normalised queries and keys"),
-    "attn_logit_softcapping": (_OFF, "attention soft-capping"),
-    "final_logit_softcapping": (_OFF, "logit soft-capping"),
-    "logit_scale": ((1, 1.0), "scaled logits"),
-    "logits_scaling": ((1, 1.0), "scaled logits"),
-    "attention_multiplier": (_OFF, "a custom attention scale"),
-    "embedding_multiplier": ((1, 1.0), "scaled embeddings"),
-    "residual_multiplier": ((1, 1.0), "scaled residuals"),
+    "use_qk_norm": (_OFF, "normalised queries and keys in this family"),
+    "qk_layernorm": (_OFF, "normalised queries and keys in this family"),
+    "attn_logit_softcapping": (_OFF, "attention soft-capping in this family"),
+    "final_logit_softcapping": (_OFF, "logit soft-capping in this family"),
+    "logit_scale": ((1, 1.0), "scaled logits in this family"),
+    "logits_scaling": ((1, 1.0), "scaled logits in this family"),
+    "attention_multiplier": (_OFF, "a custom attention scale in this family"),
+    "embedding_multiplier": ((1, 1.0), "scaled embeddings in this family"),
+    "residual_multiplier": ((1, 1.0), "scaled residuals in this family"),
+    "use_bidirectional_attention": (_OFF, "attention that looks ahead"),
     "is_encoder_decoder": (_OFF, "an encoder-decoder"),
     "add_cross_attention": (_OFF, "cross-attention"),
 }
@@ -120,22 +125,22 @@ def dtype_of(fields: Fields) -> str | None:
     return fields.text(present[0]).removeprefix("torch.") if present else None
 
 
-def fields_of(values: Mapping, model_type: str, architectures: tuple[str, ...]) -> Fields:
-    """The settings of a config.json for a family that computes only `architectures` and nothing in REFUSED."""
-    fields = Fields(values, "config.json")
-    if fields.text("model_type", model_type) != model_type:
-        fields.wrong("model_type", repr(model_type), fields.get("model_type"))
-    names = fields.get("architectures")
-    if names is not None:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            fields.wrong("architectures", "a list of class names", names)
-        if names and not {name.lower() for name in names} & {name.lower() for name in architectures}:
-            fields.unsupported("architectures", f"a {model_type} model other than {', '.join(architectures)}")
-    code = fields.get("auto_map")
-    if isinstance(code, dict) and "AutoModelForCausalLM" in code:
-        fields.unsupported("auto_map", "a model defined by its own Python code")
-    fields.refuse(REFUSED)
-    return fields
+class HfFields(Fields):
+    """The settings of a config.json, for the family of `family`, its model_type, which computes `architectures`."""
+
+    def __init__(self, values: Mapping, family: str, architectures: tuple[str, ...]) -> None:
+        super().__init__(values, "config.json")
+        self.family = family
+        names = self.get("architectures")
+        if names is not None:
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                self.wrong("architectures", "a list of class names", names)
+            if names and not {name.lower() for name in names} & {name.lower() for name in architectures}:
+                self.unsupported("architectures", f"a {family} model other than {', '.join(architectures)}")
+        code = self.get("auto_map")
+        own = code.get("AutoModelForCausalLM") if isinstance(code, dict) else None
+        if own is not None and str(own)[:200].rpartition(".")[2] not in architectures:
+            self.unsupported("auto_map", "a model defined by its own Python code")
 
 
 def activation(fields: Fields, name: str, default: str) -> str:
@@ -151,77 +156,62 @@ def epsilon(fields: Fields, name: str, default: float) -> float:
     return float(np.float32(fields.number(name, default=default, low=1e-12, high=0.1)))
 
 
-def rope_theta(fields: Fields, default: float = 10000.0) -> float:
-    """The base of plain rotary positions, out of `rope_parameters` (5), or `rope_theta` and `rope_scaling` (4).
-
-    Any scaling is an UnsupportedModelError; a base that the two spellings disagree on is a ModelFileError.
-    """
-    bases = [fields.number("rope_theta", low=1, high=1e12)] if fields.has("rope_theta") else []
-    for name in ("rope_parameters", "rope_scaling"):
-        value = fields.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, dict):
-            fields.wrong(name, "an object", value)
-        inner = Fields(value, f"{fields.where}: {name}")
-        for spelling in ("rope_type", "type"):
-            if inner.text(spelling, "default") != "default":
-                raise UnsupportedModelError(f"{fields.where}: {name}: the rotary scaling {show(value[spelling])} is "
-                                            "not implemented; use a model with plain rotary positions")
-        inner.refuse({"factor": ((1, 1.0), "a rotary scaling factor"),
-                      "partial_rotary_factor": ((1, 1.0), "rotating only part of each head")})
-        inner.only(("rope_theta", "rope_type", "type", "factor", "partial_rotary_factor",
-                    "original_max_position_embeddings"))
-        if inner.has("rope_theta"):
-            bases.append(inner.number("rope_theta", low=1, high=1e12))
-    if any(base != bases[0] for base in bases):
-        fields.wrong("rope_theta", "one base in all spellings", bases)
-    return bases[0] if bases else default
-
-
-def refuse_windows(fields: Fields, num_layers: int, positions: int, default: bool) -> None:
-    """Stop at a sliding window that some layer would use. One as wide as the context is no window.
-
-    default: what an absent `use_sliding_window` means for the family (False for qwen2, which has that switch).
-    """
+def layer_types(fields: Fields, layers: int, slides: Callable[[int], bool] | None) -> tuple[str, ...]:
+    """FULL or SLIDING for each layer: `layer_types`, or else what `slides` says (None: all are full)."""
     types = fields.get("layer_types")
-    if types is not None:
-        if not isinstance(types, list) or len(types) != num_layers:
-            fields.wrong("layer_types", f"a list of {num_layers} layer types", types)
-        if all(kind == "full_attention" for kind in types):
-            return
-        if any(kind not in ("full_attention", "sliding_attention") for kind in types):
-            fields.unsupported("layer_types", "a layer that is not full attention")
-    window = fields.integer("sliding_window", default=0, low=0)
-    if types is not None and not window:
-        fields.wrong("sliding_window", "a size, since layer_types has sliding layers", fields.get("sliding_window"))
-    used = types is not None or fields.flag("use_sliding_window", default)
-    if types is None and fields.has("max_window_layers"):  # qwen2: the first layers see everything
-        used = used and fields.integer("max_window_layers", low=0) < num_layers
-    if used and 0 < window < positions:
-        fields.unsupported("sliding_window", "a sliding attention window")
+    if types is None:
+        return tuple(SLIDING if slides and slides(i) else FULL for i in range(layers))
+    if not isinstance(types, list) or len(types) != layers:
+        fields.wrong("layer_types", f"a list of {layers} layer types, one a layer", types)
+    for kind in types:
+        if kind not in (FULL, SLIDING):
+            fields.unsupported("layer_types", f"a layer type other than {FULL} and {SLIDING}")
+    return tuple(types)
+
+
+def windows(fields: Fields, types: Sequence[str], positions: int) -> tuple[int, ...]:
+    """Each layer's window, 0 = it sees everything. One as wide as the context is no window."""
+    window = fields.integer("sliding_window", default=None, low=0)
+    if SLIDING in types and not window and fields.has("layer_types"):
+        fields.wrong("sliding_window", "a size of 1 or more, since there are sliding layers", window)
+    return tuple(window if kind == SLIDING and window and window < positions else 0 for kind in types)
 
 
 def layer_count(fields: Fields, *names: str) -> int:
     return fields.integer(*names, high=MAX_LAYERS)
 
 
-def decoder(fields: Fields, *, positions: int, windows: bool) -> dict:
-    """The numbers of a rotary, gated decoder (llama and its kin), under the names that families/llama.py's build takes.
+def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
+            head_dim: int | None = None, act: tuple[str, str] = ("hidden_act", "silu"), tied: bool = False,
+            slides: Callable[[int], bool] | None = None, switch: bool | None = None,
+            rotates: Callable[[int], bool] = lambda i: True, **rope) -> dict:
+    """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
 
-    positions: what an absent max_position_embeddings means; windows: what an absent use_sliding_window means.
+    The arguments are what absent settings mean, `eps` and `act` with the name of theirs. slides: which layers have the
+    window, where layer_types does not say; None: the family has none. switch: use_sliding_window, None: the family has
+    no such switch. rotates: which layers have positions at all; rope: see hf_rope.ropes.
     """
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    if hidden % heads:
+    width = fields.integer("head_dim", default=head_dim)
+    if width is None and hidden % heads:
         fields.wrong("num_attention_heads", f"a divisor of hidden_size ({hidden})", heads)
+    width = width or hidden // heads
     layers = layer_count(fields, "num_hidden_layers")
-    context = fields.integer("max_position_embeddings", default=positions)
-    refuse_windows(fields, layers, context, windows)
+    trained = fields.integer("max_position_embeddings", default=positions)
+    off = switch is not None and not fields.flag("use_sliding_window", switch)
+    types = layer_types(fields, layers, None if off else slides)
+    if off and SLIDING in types:
+        fields.wrong("layer_types", f"no {SLIDING}, since use_sliding_window is false", list(types))
+    ropes = hf_rope.ropes(fields, **rope)
+    specs = {kind: ropes[kind].spec(int(width * ropes[kind].partial), trained) for kind in dict.fromkeys(types)}
+    context = trained if rope.get("local") else ropes[FULL].reach(trained)
+    cut = windows(fields, types, context)
+    if slides is None and any(windows(fields, [SLIDING], context)):
+        fields.unsupported("sliding_window", "a sliding attention window in this family")
     return {
-        "vocab": fields.integer("vocab_size"), "hidden": hidden, "layers": layers, "heads": heads,
-        "kv_heads": fields.integer("num_key_value_heads", default=heads),
-        "head_dim": fields.integer("head_dim", default=hidden // heads),
-        "inner": fields.integer("intermediate_size"), "positions": context,
-        "eps": epsilon(fields, "rms_norm_eps", 1e-6), "theta": rope_theta(fields),
-        "tied": fields.flag("tie_word_embeddings", False), "act": activation(fields, "hidden_act", "silu"),
+        "family": fields.family, "vocab": fields.integer("vocab_size"), "hidden": hidden, "layers": layers,
+        "heads": heads, "kv_heads": fields.integer("num_key_value_heads", default=heads), "head_dim": width,
+        "inner": fields.integer("intermediate_size"), "positions": context, "eps": epsilon(fields, *eps),
+        "tied": fields.flag("tie_word_embeddings", tied), "act": activation(fields, *act), "windows": cut,
+        "rotary": tuple(specs[kind] if rotates(i) else None for i, kind in enumerate(types)),
     }

@@ -1,25 +1,37 @@
 """Finds the family of a checkpoint by its HF `model_type` or GGUF architecture, and reads the checkpoint as a whole.
 
-Adding a family: a file in families/ with NAME, ARCHITECTURES, IGNORED, from_config, from_gguf and weight_rows,
-and its line here.
+Adding a family: a file in families/ and its name here. A family file has
+
+- ARCHITECTURES: HF model_type -> the class names it computes. A file may serve several types.
+- GGUF: GGUF architecture -> the model_type it stands for.
+- IGNORED: kind of checkpoint ("safetensors", "gguf") -> regular expressions of stored names that carry no weights.
+- from_config(fields: HfFields) and from_gguf(fields: GgufFields): the ModelSpec; `fields.family` is the model_type.
+- weight_rows(spec, kind): where the weights are.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
+
 from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.models import gguf_config, hf_config
 from forwardpass.models.families import gpt2, llama, qwen2
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import BoundRow, match, resolve_head
+from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-FAMILIES: dict[str, ModuleType] = {module.NAME: module for module in (gpt2, llama, qwen2)}
-"""By name, which is both the HF model_type and the GGUF architecture."""
+_MODULES = (gpt2, llama, qwen2)
+FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
+"""HF model_type -> its family file; a ModelSpec's `family` is such a name."""
+GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}
+"""GGUF architecture -> HF model_type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +46,43 @@ class Checkpoint:
     warnings: tuple[str, ...]
 
 
-def family(name: str, what: str) -> ModuleType:
-    """The family module of that name. what: where the name stood, for the error, which lists what is known."""
-    if name in FAMILIES:
-        return FAMILIES[name]
-    near = difflib.get_close_matches(name[:100], FAMILIES, 1, cutoff=0.7)
+def known(name: str, names: Mapping[str, object], what: str) -> str:
+    """`name` if it is one of `names`. what: where it stood, for the error, which lists what is known."""
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name[:100], names, 1, cutoff=0.7)
     hint = f" (nearest: {near[0]})" if near else ""
-    raise UnsupportedModelError(f"{what} {show(name)} is not supported; supported are {', '.join(FAMILIES)}{hint}; "
-                                "use a model of one of these families")
+    raise UnsupportedModelError(f"{what} {show(name)} is not supported; supported are {', '.join(sorted(names))}{hint};"
+                                " use a model of one of these families")
 
 
 def spec_from_config(values: Mapping) -> ModelSpec:
     """The spec that an HF config.json (any transformers 4 or 5 spelling) describes."""
-    return family(Fields(values, "config.json").text("model_type"), "config.json: model_type").from_config(values)
+    name = known(Fields(values, "config.json").text("model_type"), FAMILIES, "config.json: model_type")
+    fields = hf_config.HfFields(values, name, FAMILIES[name].ARCHITECTURES[name])
+    spec = FAMILIES[name].from_config(fields)
+    fields.refuse_unread(hf_config.REFUSED)
+    return spec
 
 
-def spec_from_gguf(metadata: Mapping, tensors: Mapping) -> ModelSpec:
-    """The spec that GGUF metadata describes. tensors: name -> TensorInfo."""
-    name = Fields(metadata, "GGUF metadata").text("general.architecture")
-    return family(name, "GGUF metadata: general.architecture").from_gguf(metadata, tensors)
+def spec_from_gguf(metadata: Mapping, tensors: Mapping, vector: Callable[[str], np.ndarray] | None = None) -> ModelSpec:
+    """The spec that GGUF metadata describes. tensors: name -> TensorInfo; vector: reads a small tensor by name."""
+    name = known(Fields(metadata, "GGUF metadata").text("general.architecture"), GGUF,
+                 "GGUF metadata: general.architecture")
+    fields = gguf_config.GgufFields(metadata, tensors, name, GGUF[name], vector)
+    spec = FAMILIES[GGUF[name]].from_gguf(fields)
+    fields.refuse_unread(gguf_config.REFUSED, gguf_config.WITHOUT_EFFECT)
+    return spec
 
 
 def read(source: Source, config: Mapping | None = None) -> Checkpoint:
     """Spec and weights of an open checkpoint. config: the values of config.json, needed for safetensors.
 
-    Reads no weights, except when a tied model's file also holds a head (both are compared). Raises ModelFileError
-    with all problems of the weights at once, or UnsupportedModelError.
+    Reads no weights, except when a tied model's file also holds a head (both are compared), and rotary factors. Raises
+    ModelFileError with all problems of the weights at once, or UnsupportedModelError.
     """
     if source.kind == "gguf":
-        spec = spec_from_gguf(source.metadata, source.tensors)
+        spec = spec_from_gguf(source.metadata, source.tensors, lambda name: _vector(source, name))
     elif config is None:
         raise ModelFileError(f"{source.path}: expected a config.json beside the weights, found none")
     else:
@@ -71,3 +91,8 @@ def read(source: Source, config: Mapping | None = None) -> Checkpoint:
     bound = match(module.weight_rows(spec, source.kind), source, module.IGNORED[source.kind])
     spec, bound, warnings = resolve_head(spec, bound, source)
     return Checkpoint(spec, tuple(bound), tuple(warnings))
+
+
+def _vector(source: Source, name: str) -> np.ndarray:
+    info = source.tensors[name]
+    return dequantize(info.type, source.data(name), info.shape)

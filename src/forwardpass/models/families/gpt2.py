@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from forwardpass.errors import ModelFileError
 from forwardpass.models import gguf_config, hf_config
+from forwardpass.models.gguf_config import GgufFields
+from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
-from forwardpass.models.weight_rows import WeightRow, named_rows
+from forwardpass.models.weight_rows import WeightRow
+from forwardpass.models.weight_tables import fused, table_rows
 
-NAME = "gpt2"
-ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+ARCHITECTURES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model")}
+GGUF = {"gpt2": "gpt2"}
 IGNORED = {
     "safetensors": (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old checkpoints kept
     "gguf": (),
 }
 NAMES = {  # target: (safetensors, gguf). Old checkpoints lack the "transformer." in front.
-    "embed.tokens": ("transformer.wte", "token_embd"),
-    "embed.positions": ("transformer.wpe", "position_embd"),
-    "attention_norm": ("transformer.h.{i}.ln_1", "blk.{i}.attn_norm"),
-    "attention.q": ("transformer.h.{i}.attn.c_attn", "blk.{i}.attn_qkv"),
-    "attention.k": ("transformer.h.{i}.attn.c_attn", "blk.{i}.attn_qkv"),
-    "attention.v": ("transformer.h.{i}.attn.c_attn", "blk.{i}.attn_qkv"),
-    "attention.out": ("transformer.h.{i}.attn.c_proj", "blk.{i}.attn_output"),
-    "mlp_norm": ("transformer.h.{i}.ln_2", "blk.{i}.ffn_norm"),
-    "mlp.up": ("transformer.h.{i}.mlp.c_fc", "blk.{i}.ffn_up"),
-    "mlp.down": ("transformer.h.{i}.mlp.c_proj", "blk.{i}.ffn_down"),
-    "final_norm": ("transformer.ln_f", "output_norm"),
+    "embed.tokens": ("transformer.wte|wte", "token_embd"),
+    "embed.positions": ("transformer.wpe|wpe", "position_embd"),
+    "attention_norm": ("transformer.h.{i}.ln_1|h.{i}.ln_1", "blk.{i}.attn_norm"),
+    "attention.q": ("transformer.h.{i}.attn.c_attn|h.{i}.attn.c_attn", "blk.{i}.attn_qkv"),
+    "attention.k": ("transformer.h.{i}.attn.c_attn|h.{i}.attn.c_attn", "blk.{i}.attn_qkv"),
+    "attention.v": ("transformer.h.{i}.attn.c_attn|h.{i}.attn.c_attn", "blk.{i}.attn_qkv"),
+    "attention.out": ("transformer.h.{i}.attn.c_proj|h.{i}.attn.c_proj", "blk.{i}.attn_output"),
+    "mlp_norm": ("transformer.h.{i}.ln_2|h.{i}.ln_2", "blk.{i}.ffn_norm"),
+    "mlp.up": ("transformer.h.{i}.mlp.c_fc|h.{i}.mlp.c_fc", "blk.{i}.ffn_up"),
+    "mlp.down": ("transformer.h.{i}.mlp.c_proj|h.{i}.mlp.c_proj", "blk.{i}.ffn_down"),
+    "final_norm": ("transformer.ln_f|ln_f", "output_norm"),
     "head": ("lm_head", "output"),
 }
 
@@ -37,13 +39,11 @@ def build(*, vocab, hidden, layers, heads, inner, positions, eps, tied, act, sca
     norm, mlp = NormSpec("layer", eps, bias=True), MlpSpec("plain", inner, act, bias=True)
     made = {scale: LayerSpec(norm, AttentionSpec(heads, heads, hidden // heads, scale, qkv_bias=True, out_bias=True),
                              norm, mlp) for scale in dict.fromkeys(scales)}
-    return ModelSpec(NAME, hidden, vocab, positions, tuple(made[s] for s in scales), norm, tied,
+    return ModelSpec("gpt2", hidden, vocab, positions, tuple(made[s] for s in scales), norm, tied,
                      learned_positions=positions).check()
 
 
-def from_config(values: Mapping) -> ModelSpec:
-    """The spec of an HF config.json. Raises ModelFileError or UnsupportedModelError."""
-    f = hf_config.fields_of(values, NAME, ARCHITECTURES)
+def from_config(f: HfFields) -> ModelSpec:
     hidden, heads = f.integer("n_embd", "hidden_size"), f.integer("n_head", "num_attention_heads")
     layers = hf_config.layer_count(f, "n_layer", "num_hidden_layers")
     if hidden % heads:
@@ -58,29 +58,21 @@ def from_config(values: Mapping) -> ModelSpec:
                  scales=[base / (i + 1) if by_layer else base for i in range(layers)])
 
 
-def from_gguf(metadata: Mapping, tensors: Mapping) -> ModelSpec:
-    """The spec of GGUF metadata. tensors: name -> TensorInfo; without an output tensor the head is tied."""
-    n = gguf_config.sizes(metadata, tensors, NAME, "attention.layer_norm_epsilon")
+def from_gguf(f: GgufFields) -> ModelSpec:
+    n = gguf_config.sizes(f, "attention.layer_norm_epsilon")
     if n["kv_heads"] != n["heads"] or n["head_dim"] * n["heads"] != n["hidden"]:
         raise ModelFileError(f"GGUF metadata: gpt2: expected heads that share {n['hidden']} columns, each with its own "
                              f"keys; found {n['heads']} heads, {n['kv_heads']} key-value heads of {n['head_dim']}; "
                              "fetch the model again")
-    del n["kv_heads"], n["head_dim"]
+    del n["family"], n["kv_heads"], n["head_dim"]
     scale = (n["hidden"] // n["heads"]) ** -0.5
     return build(**n, act="gelu_tanh", scales=[scale] * n["layers"])
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
     """Rows for a "safetensors" checkpoint (matrices stored [in, out]) or a "gguf" one ([out, in])."""
-    column, h = ("safetensors", "gguf").index(kind), spec.hidden_size
-    rows = named_rows(spec, {target: _spellings(names[column]) for target, names in NAMES.items()})
+    rows = fused(table_rows(spec, NAMES, kind), ("attention.q", "attention.k", "attention.v"))
     for n, row in enumerate(rows):
         if kind == "safetensors" and row.target.startswith("layers.") and len(row.shape) == 2:
-            row = replace(row, transform="transpose")
-        part = next((part for part in range(3) if f".attention.{'qkv'[part]}." in row.target), None)
-        rows[n] = row if part is None else replace(row, rows=slice(part * h, part * h + h), total=3 * h)
+            rows[n] = replace(row, transform="transpose")
     return tuple(rows)
-
-
-def _spellings(name: str) -> tuple[str, ...]:
-    return (name, name.removeprefix("transformer.")) if name.startswith("transformer.") else (name,)

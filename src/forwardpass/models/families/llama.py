@@ -1,20 +1,21 @@
-"""The llama family: RMS norm, rotary positions, gated MLP. LLaMA 1 and 2, SmolLM2, TinyLlama and their kin."""
+"""The llama family: RMS norm, rotary positions, gated MLP. LLaMA 1 to 3, Mistral, Mixtral, SmolLM2 and their kin."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from forwardpass.models import decoder, gguf_config, hf_config
+from forwardpass.models.gguf_config import ROPE_TENSORS, GgufFields
+from forwardpass.models.hf_config import HfFields
+from forwardpass.models.spec import ExpertsSpec, ModelSpec
+from forwardpass.models.weight_rows import WeightRow
+from forwardpass.models.weight_tables import interleaved, table_rows
 
-from forwardpass.models import gguf_config, hf_config
-from forwardpass.models.rotary import rotary
-from forwardpass.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
-from forwardpass.models.weight_rows import WeightRow, named_rows
-
-NAME = "llama"
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM",), "mistral": ("MistralForCausalLM",), "mixtral": ("MixtralForCausalLM",),
+}
+GGUF = {"llama": "llama"}
 IGNORED = {
     "safetensors": (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),  # a buffer that old checkpoints kept
-    "gguf": (r"blk\.\d+\.attn_rot_embd\.weight",),
+    "gguf": (r"blk\.\d+\.attn_rot_embd\.weight", ROPE_TENSORS),
 }
 NAMES = {  # target: (safetensors, gguf)
     "embed.tokens": ("model.embed_tokens", "token_embd"),
@@ -32,40 +33,27 @@ NAMES = {  # target: (safetensors, gguf)
 }
 
 
-def build(*, family, vocab, hidden, layers, heads, kv_heads, head_dim, inner, positions, eps, theta, tied,
-          act="silu", qkv_bias=False, out_bias=False, mlp_bias=False) -> ModelSpec:
-    """The spec out of plain numbers; all layers are alike."""
-    norm = NormSpec("rms", eps)
-    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim**-0.5, rotary(head_dim, theta),
-                              qkv_bias=qkv_bias, out_bias=out_bias)
-    layer = LayerSpec(norm, attention, norm, MlpSpec("gated", inner, act, mlp_bias))
-    return ModelSpec(family, hidden, vocab, positions, (layer,) * layers, norm, tied).check()
+def from_config(f: HfFields) -> ModelSpec:
+    """LLaMA has no window; Mistral and Mixtral have one in every layer unless it is null."""
+    if f.family == "llama":
+        biases = f.flag("attention_bias", False)
+        return decoder.build(**hf_config.decoder(f), qkv_bias=biases, out_bias=biases,
+                             mlp_bias=f.flag("mlp_bias", False))
+    mixed = f.family == "mixtral"
+    n = hf_config.decoder(f, positions=131072, slides=lambda i: True, theta=1e6 if mixed else 1e4,
+                          eps=("rms_norm_eps", 1e-5 if mixed else 1e-6))
+    experts = ExpertsSpec(f.integer("num_local_experts", "num_experts", default=8),
+                          f.integer("num_experts_per_tok", default=2)) if mixed else None
+    return decoder.build(**n, experts=experts)
 
 
-def from_config(values: Mapping) -> ModelSpec:
-    """The spec of an HF config.json. Raises ModelFileError or UnsupportedModelError."""
-    f = hf_config.fields_of(values, NAME, ARCHITECTURES)
-    biases = f.flag("attention_bias", False)
-    numbers = hf_config.decoder(f, positions=2048, windows=True)
-    return build(family=NAME, **numbers, qkv_bias=biases, out_bias=biases, mlp_bias=f.flag("mlp_bias", False))
-
-
-def from_gguf(metadata: Mapping, tensors: Mapping) -> ModelSpec:
-    """The spec of GGUF metadata. tensors: name -> TensorInfo; they tell what has a bias, and if the head is tied."""
-    numbers = gguf_config.decoder(metadata, tensors, NAME)
-    return build(family=NAME, **numbers, qkv_bias="blk.0.attn_q.bias" in tensors,
-                 out_bias="blk.0.attn_output.bias" in tensors, mlp_bias="blk.0.ffn_up.bias" in tensors)
+def from_gguf(f: GgufFields) -> ModelSpec:
+    """The tensors tell what has a bias. Mistral and Mixtral are stored as llama, too."""
+    n = gguf_config.decoder(f, slides=lambda i: True)
+    return decoder.build(**n, **gguf_config.experts(f, normalise=True), **gguf_config.biases(f))
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
-    """Rows for a "safetensors" or "gguf" checkpoint. GGUF interleaves the halves of each query and key head."""
-    column = ("safetensors", "gguf").index(kind)
-    rows = named_rows(spec, {target: (names[column],) for target, names in NAMES.items()})
-    if kind == "gguf":
-        a = spec.layers[0].attention
-        heads = {".attention.q.": a.num_heads, ".attention.k.": a.num_kv_heads}
-        for n, row in enumerate(rows):
-            for part, count in heads.items():
-                if part in row.target:
-                    rows[n] = replace(row, transform="rotary_rows", heads=count)
-    return tuple(rows)
+    """GGUF interleaves the halves of each query and key head."""
+    rows = table_rows(spec, NAMES, kind)
+    return tuple(interleaved(rows, spec) if kind == "gguf" else rows)

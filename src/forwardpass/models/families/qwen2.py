@@ -5,31 +5,28 @@ Its GGUF files keep each rotary head as two halves, as the checkpoints do, so no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from forwardpass.models import gguf_config, hf_config
+from forwardpass.models import decoder, gguf_config, hf_config
 from forwardpass.models.families import llama
+from forwardpass.models.gguf_config import ROPE_TENSORS, GgufFields
+from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import ModelSpec
-from forwardpass.models.weight_rows import WeightRow, named_rows
+from forwardpass.models.weight_rows import WeightRow
+from forwardpass.models.weight_tables import table_rows
 
-NAME = "qwen2"
-ARCHITECTURES = ("Qwen2ForCausalLM",)
-IGNORED = llama.IGNORED
-
-
-def from_config(values: Mapping) -> ModelSpec:
-    """The spec of an HF config.json. Raises ModelFileError or UnsupportedModelError."""
-    f = hf_config.fields_of(values, NAME, ARCHITECTURES)
-    numbers = hf_config.decoder(f, positions=32768, windows=False)
-    return llama.build(family=NAME, **numbers, qkv_bias=True)
+ARCHITECTURES = {"qwen2": ("Qwen2ForCausalLM",)}
+GGUF = {"qwen2": "qwen2"}
+IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
 
 
-def from_gguf(metadata: Mapping, tensors: Mapping) -> ModelSpec:
-    """The spec of GGUF metadata. tensors: name -> TensorInfo; without an output tensor the head is tied."""
-    return llama.build(family=NAME, **gguf_config.decoder(metadata, tensors, NAME), qkv_bias=True)
+def from_config(f: HfFields) -> ModelSpec:
+    first = f.integer("max_window_layers", default=28, low=0)
+    n = hf_config.decoder(f, positions=32768, slides=lambda i: i >= first, switch=False)
+    return decoder.build(**n, qkv_bias=True)
+
+
+def from_gguf(f: GgufFields) -> ModelSpec:
+    return decoder.build(**gguf_config.decoder(f), qkv_bias=True)
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
-    """Rows for a "safetensors" or "gguf" checkpoint."""
-    column = ("safetensors", "gguf").index(kind)
-    return tuple(named_rows(spec, {target: (names[column],) for target, names in llama.NAMES.items()}))
+    return tuple(table_rows(spec, llama.NAMES, kind))

@@ -1,0 +1,59 @@
+"""A family's table of names as weight rows, and what its files do to them: fused tensors, interleaved rotary pairs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from forwardpass.models.spec import ModelSpec
+from forwardpass.models.weight_rows import WeightRow, named_rows
+
+KINDS = ("safetensors", "gguf")
+"""Columns of a family's table: target without layer number and suffix -> (safetensors name, GGUF name)."""
+
+
+def table_rows(spec: ModelSpec, table: Mapping[str, tuple[str, str]], kind: str) -> list[WeightRow]:
+    """The rows of one kind of checkpoint. A name may give several spellings with "|" between them."""
+    column = KINDS.index(kind)
+    return named_rows(spec, {target: tuple(names[column].split("|")) for target, names in table.items()})
+
+
+def part_of(row: WeightRow) -> tuple[str, str, str]:
+    """("layers.3.", "attention.q", "weight") of a row for layers.3.attention.q.weight; outside of layers the first is
+    empty."""
+    found = re.fullmatch(r"(layers\.\d+\.|)(.+)\.(weight|bias)", row.target)
+    return found[1], found[2], found[3]
+
+
+def fused(rows: Iterable[WeightRow], parts: Sequence[str]) -> list[WeightRow]:
+    """Parts of a layer ("attention.q", ...) whose names are one tensor: their rows follow one another in it."""
+    rows = list(rows)
+    sizes = {row.target: row.shape[0] for row in rows}
+    for n, row in enumerate(rows):
+        layer, part, suffix = part_of(row)
+        if part in parts:
+            lengths = [sizes[f"{layer}{one}.{suffix}"] for one in parts]
+            start = sum(lengths[: parts.index(part)])
+            rows[n] = replace(row, rows=slice(start, start + row.shape[0]), total=sum(lengths))
+    return rows
+
+
+def interleaved(rows: Iterable[WeightRow], spec: ModelSpec) -> list[WeightRow]:
+    """Queries and keys (with their biases and their norms over several heads) that are stored with neighbours as rotary
+    pairs: such rows are reordered. Layers without rotary positions stay as they are."""
+    rows = list(rows)
+    for n, row in enumerate(rows):
+        layer, part, _ = part_of(row)
+        if part not in ("attention.q", "attention.k", "attention.q_norm", "attention.k_norm"):
+            continue
+        a = spec.layers[int(layer.split(".")[1])].attention
+        heads = row.shape[0] // a.head_dim
+        if a.rotary:
+            rows[n] = replace(row, transform="rotary_rows", heads=heads, rotary_dim=a.rotary.dim % a.head_dim)
+    return rows
+
+
+def added(rows: Iterable[WeightRow], value: float) -> list[WeightRow]:
+    """Norms whose stored weight w stands for w + value."""
+    return [replace(row, add=value) if "norm" in part_of(row)[1] else row for row in rows]
