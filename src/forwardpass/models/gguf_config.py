@@ -12,7 +12,7 @@ import numpy as np
 
 from forwardpass.errors import ModelFileError
 from forwardpass.models.fields import Fields, show
-from forwardpass.models.hf_rope import Rope
+from forwardpass.models.hf_rope import FULL, SLIDING, Rope
 from forwardpass.models.spec import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, ExpertsSpec, RotarySpec
 
 WITHOUT_EFFECT = {
@@ -174,28 +174,29 @@ def sliding(fields: GgufFields, layers: int, slides: Callable[[int], bool] | Non
 
 
 def decoder(fields: GgufFields, *, eps: str = "attention.layer_norm_rms_epsilon", act: str = "silu",
-            slides: Callable[[int], bool] | None = None, rotates: Callable[[int], bool] = lambda i: True,
+            slides: Callable[[int], bool] | None = None, rotates: Callable[[int, str], bool] = lambda i, kind: True,
             local_theta: float | None = None) -> dict:
     """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
 
-    slides: which layers have the window, None = none has one; rotates: which have positions at all. local_theta: the
-    base of layers with a window where they have their own, without the scaling of the others.
+    slides: which layers have the window, None = none has one. rotates: which, by number and type, have positions at
+    all. local_theta: the base of layers with a window where they have their own, without the scaling of the others.
     """
     numbers = sizes(fields, eps)
     layers, width, trained = numbers["layers"], numbers["head_dim"], numbers["positions"]
     dim = fields.integer("rope.dimension_count", default=width, low=2, high=width)
     one = rope(fields, trained)
     context = trained if local_theta else one.reach(trained)
-    cut = sliding(fields, layers, slides) if slides else (False,) * layers
+    window = fields.integer("attention.sliding_window", default=0, low=0) if slides else 0
+    types = [SLIDING if one else FULL for one in sliding(fields, layers, slides if window else None)]
     local = whole = rotary(fields, one, dim, trained)
     if local_theta:
         base = fields.number("rope.freq_base_swa", default=local_theta, low=1, high=1e12)
         local = Rope(base).spec(dim, trained)
-    window = fields.integer("attention.sliding_window", default=0, low=0) if slides else 0
     return numbers | {
         "act": act, "positions": context,
-        "windows": tuple(window if cut[i] and window < context else 0 for i in range(layers)),
-        "rotary": tuple((local if cut[i] else whole) if rotates(i) else None for i in range(layers)),
+        "windows": tuple(window if kind == SLIDING and window < context else 0 for kind in types),
+        "rotary": tuple((local if kind == SLIDING else whole) if rotates(i, kind) else None
+                        for i, kind in enumerate(types)),
     }
 
 
@@ -204,12 +205,13 @@ def experts(fields: GgufFields, *, normalise: bool, shared_gate: bool = False) -
     count = fields.integer("expert_count", default=0, low=0)
     if not count:
         return {}
-    shared = 0
-    if "blk.0.ffn_gate_shexp.weight" in fields.tensors or fields.has("expert_shared_feed_forward_length"):
-        shared = fields.integer("expert_shared_feed_forward_length")
+    # Old files lack the widths: then the tensors tell them.
+    stacked, alone = (fields.tensors.get(f"blk.0.ffn_gate_{kind}.weight") for kind in ("exps", "shexp"))
+    inner = fields.integer("expert_feed_forward_length", default=stacked.shape[-2] if stacked else 0)
+    shared = fields.integer("expert_shared_feed_forward_length", default=alone.shape[0] if alone else 0)
     spec = ExpertsSpec(count, fields.integer("expert_used_count"), fields.flag("expert_weights_norm", normalise),
                        shared, shared_gate and shared > 0)
-    return {"experts": spec, "expert_inner": fields.integer("expert_feed_forward_length", default=0)}
+    return {"experts": spec, "expert_inner": inner}
 
 
 def biases(fields: GgufFields) -> dict:

@@ -184,12 +184,12 @@ def layer_count(fields: Fields, *names: str) -> int:
 def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
             head_dim: int | None = None, act: tuple[str, str] = ("hidden_act", "silu"), tied: bool = False,
             slides: Callable[[int], bool] | None = None, switch: bool | None = None,
-            rotates: Callable[[int], bool] = lambda i: True, **rope) -> dict:
+            rotates: Callable[[int, str], bool] = lambda i, kind: True, **rope) -> dict:
     """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
 
     The arguments are what absent settings mean, `eps` and `act` with the name of theirs. slides: which layers have the
     window, where layer_types does not say; None: the family has none. switch: use_sliding_window, None: the family has
-    no such switch. rotates: which layers have positions at all; rope: see hf_rope.ropes.
+    no such switch. rotates: which layers, by number and type, have positions at all; rope: see hf_rope.ropes.
     """
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     width = fields.integer("head_dim", default=head_dim)
@@ -213,5 +213,5 @@ def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] =
         "heads": heads, "kv_heads": fields.integer("num_key_value_heads", default=heads), "head_dim": width,
         "inner": fields.integer("intermediate_size"), "positions": context, "eps": epsilon(fields, *eps),
         "tied": fields.flag("tie_word_embeddings", tied), "act": activation(fields, *act), "windows": cut,
-        "rotary": tuple(specs[kind] if rotates(i) else None for i, kind in enumerate(types)),
+        "rotary": tuple(specs[kind] if rotates(i, kind) else None for i, kind in enumerate(types)),
     }

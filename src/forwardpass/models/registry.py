@@ -20,14 +20,26 @@ import numpy as np
 
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models import gguf_config, hf_config
-from forwardpass.models.families import gpt2, llama, qwen2
+from forwardpass.models.families import (
+    cohere,
+    gemma,
+    gpt2,
+    granite,
+    llama,
+    olmo2,
+    phi3,
+    qwen,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import BoundRow, match, resolve_head
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_MODULES = (gpt2, llama, qwen2)
+_MODULES = (cohere, gemma, gpt2, granite, llama, olmo2, phi3, qwen, smollm3, stablelm, starcoder2)
 FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """HF model_type -> its family file; a ModelSpec's `family` is such a name."""
 GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}

@@ -16,7 +16,8 @@ KINDS = ("safetensors", "gguf")
 def table_rows(spec: ModelSpec, table: Mapping[str, tuple[str, str]], kind: str) -> list[WeightRow]:
     """The rows of one kind of checkpoint. A name may give several spellings with "|" between them."""
     column = KINDS.index(kind)
-    return named_rows(spec, {target: tuple(names[column].split("|")) for target, names in table.items()})
+    return named_rows(spec, {target: tuple(names[column].replace("{h}", "{{h}}").split("|"))
+                             for target, names in table.items()})
 
 
 def part_of(row: WeightRow) -> tuple[str, str, str]:
@@ -52,6 +53,25 @@ def interleaved(rows: Iterable[WeightRow], spec: ModelSpec) -> list[WeightRow]:
         if a.rotary:
             rows[n] = replace(row, transform="rotary_rows", heads=heads, rotary_dim=a.rotary.dim % a.head_dim)
     return rows
+
+
+def by_head(rows: Iterable[WeightRow], spec: ModelSpec) -> list[WeightRow]:
+    """Norms of queries and keys with weights for each head: stored as [heads, head_dim], or, where a name has "{h}", as
+    one tensor a head. (Rows of the same target follow one another in it.)"""
+    out = []
+    for row in rows:
+        layer, part, _ = part_of(row)
+        if part not in ("attention.q_norm", "attention.k_norm"):
+            out.append(row)
+            continue
+        width = spec.layers[int(layer.split(".")[1])].attention.head_dim
+        heads = row.shape[0] // width
+        if any("{h}" in name for name in row.sources):
+            out += [replace(row, sources=tuple(name.replace("{h}", str(h)) for name in row.sources), shape=(width,))
+                    for h in range(heads)]
+        else:
+            out.append(replace(row, stack=heads))
+    return out
 
 
 def added(rows: Iterable[WeightRow], value: float) -> list[WeightRow]:

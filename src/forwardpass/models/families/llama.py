@@ -28,6 +28,10 @@ NAMES = {  # target: (safetensors, gguf)
     "mlp.gate": ("model.layers.{i}.mlp.gate_proj", "blk.{i}.ffn_gate"),
     "mlp.up": ("model.layers.{i}.mlp.up_proj", "blk.{i}.ffn_up"),
     "mlp.down": ("model.layers.{i}.mlp.down_proj", "blk.{i}.ffn_down"),
+    "mlp.router": ("model.layers.{i}.block_sparse_moe.gate", "blk.{i}.ffn_gate_inp"),
+    "mlp.experts.gate": ("model.layers.{i}.block_sparse_moe.experts.{e}.w1", "blk.{i}.ffn_gate_exps"),
+    "mlp.experts.up": ("model.layers.{i}.block_sparse_moe.experts.{e}.w3", "blk.{i}.ffn_up_exps"),
+    "mlp.experts.down": ("model.layers.{i}.block_sparse_moe.experts.{e}.w2", "blk.{i}.ffn_down_exps"),
     "final_norm": ("model.norm", "output_norm"),
     "head": ("lm_head", "output"),
 }
