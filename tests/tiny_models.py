@@ -1,41 +1,113 @@
-"""Tiny random models of every family, made and saved by transformers, and the same weights as GGUF files."""
+"""Tiny random models of every family, made and saved by transformers (tiny_gguf.py writes them as GGUF files)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 VOCABULARY = 96
-CASES = {
+KIN = dict(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+           intermediate_size=80, max_position_embeddings=256, initializer_range=0.15, bos_token_id=0, eos_token_id=1,
+           pad_token_id=None, tie_word_embeddings=False)
+ODD = KIN | dict(num_attention_heads=6, num_key_value_heads=3)  # heads of 8
+FEW = KIN | dict(num_attention_heads=3, num_key_value_heads=1)  # heads of 16
+GPT2 = dict(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=1,
+            initializer_range=0.15)
+EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32)
+ALTERNATING = dict(sliding_window=16, layer_types=["sliding_attention", "full_attention"])
+FAMILIES = {  # model_type: (config class, model class, settings)
+    "llama": ("LlamaConfig", "LlamaForCausalLM", KIN),
+    "mistral": ("MistralConfig", "MistralForCausalLM", ODD | dict(sliding_window=16)),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", ODD | dict(num_local_experts=5, num_experts_per_tok=2)),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", KIN),
+    "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", FEW | EXPERTS | dict(shared_expert_intermediate_size=40)),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", ODD | dict(head_dim=20)),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", ODD | EXPERTS | dict(head_dim=12, norm_topk_prob=True)),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", FEW | dict(head_dim=20, tie_word_embeddings=True)),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", ODD | ALTERNATING | dict(
+        head_dim=12, tie_word_embeddings=True, query_pre_attn_scalar=12, attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0)),
+    "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM", ODD | ALTERNATING | dict(
+        head_dim=12, tie_word_embeddings=True, query_pre_attn_scalar=12)),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", FEW | dict(original_max_position_embeddings=256)),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", FEW | dict(sliding_window=16)),
+    "stablelm": ("StableLmConfig", "StableLmForCausalLM", FEW | dict(use_qkv_bias=True)),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", ODD),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", ODD | ALTERNATING),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", ODD | dict(
+        attention_multiplier=0.2, embedding_multiplier=3.0, residual_multiplier=0.4, logits_scaling=1.7)),
+    "cohere": ("CohereConfig", "CohereForCausalLM", ODD | dict(tie_word_embeddings=True, logit_scale=0.3)),
+    "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", ODD | dict(
+        tie_word_embeddings=True, logit_scale=0.3, num_hidden_layers=4, sliding_window=16)),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", ODD | dict(num_hidden_layers=4, tie_word_embeddings=True)),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
+}
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16)
+LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=16, partial_rotary_factor=0.75,
+            short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.5], long_factor=[1.5, 2.0, 3.0, 5.0, 7.0, 11.0])
+GLOBAL = {"sliding_attention": dict(rope_type="default", rope_theta=1e4),
+          "full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0)}
+CASES = {  # name: (model_type, changes)
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
     "llama-heads": ("llama", {"head_dim": 20, "rope_theta": 5e4}),  # heads wider than hidden / heads
+    "llama-linear": ("llama", {"max_position_embeddings": 16, "rope_parameters": dict(
+        rope_type="linear", rope_theta=1e4, factor=8.0)}),
+    "llama-dynamic": ("llama", {"max_position_embeddings": 16, "rope_parameters": dict(
+        rope_type="dynamic", rope_theta=1e4, factor=8.0)}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("mistral", {}),
+    "mistral-whole": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 16, "num_experts_per_tok": 5}),
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe-mixed": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma2-scaled": ("gemma2", {"query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
+    "gemma3": ("gemma3_text", {"rope_parameters": GLOBAL}),
+    "phi3": ("phi3", {}),
+    "phi3-long": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16, "sliding_window": 24}),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": True}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False,
+                                       "num_key_value_heads": 3}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"rope_parameters": {"sliding_attention": GLOBAL["sliding_attention"],
+                                            "full_attention": YARN}}),
+    "granite": ("granite", {}),
+    "cohere": ("cohere", {}),
+    "cohere-normed": ("cohere", {"use_qk_norm": True}),
+    "cohere2": ("cohere2", {}),
+    "smollm3": ("smollm3", {}),
     "gpt2": ("gpt2", {}),
 }
-KIN = dict(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-           intermediate_size=80, max_position_embeddings=256, initializer_range=0.15, bos_token_id=0, eos_token_id=1,
-           tie_word_embeddings=False)
-GPT2 = dict(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=1,
-            initializer_range=0.15)
 
 
 def make(family: str, **changes):
     """A transformers model with weights, biases and norms large enough to matter."""
     import torch
-    import transformers as t
+    import transformers
 
     torch.manual_seed(len(family) + sum(map(ord, "".join(changes))))
     theta = changes.pop("rope_theta", None)
     if theta:
         changes["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    classes = {"llama": (t.LlamaConfig, t.LlamaForCausalLM, KIN), "qwen2": (t.Qwen2Config, t.Qwen2ForCausalLM, KIN),
-               "gpt2": (t.GPT2Config, t.GPT2LMHeadModel, GPT2)}
-    config, model, base = classes[family]
-    made = model(config(**base | changes))
+    config, model, base = FAMILIES[family]
+    settings = base | changes
+    if isinstance(settings.get("rope_parameters"), dict):  # transformers writes its defaults into what it is given
+        settings["rope_parameters"] = {name: dict(value) if isinstance(value, dict) else value
+                                       for name, value in settings["rope_parameters"].items()}
+    made = getattr(transformers, model)(getattr(transformers, config)(**settings))
     with torch.no_grad():  # biases start at zero and norms at one, which would hide them
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -48,111 +120,3 @@ def save(model, directory: Path, **options) -> Path:
     model.config.eos_token_id = None
     model.save_pretrained(directory, **options)
     return directory
-
-
-# ---------------------------------------------------------------- GGUF
-
-LLAMA_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-               "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-               "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-               "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-GPT2_NAMES = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
-              "lm_head": "output", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_1": "attn_norm",
-              "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
-
-
-def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """GGUF's order of a llama head: row 2j + t is row t * D/2 + j of the checkpoint's."""
-    shape = rows.shape
-    return rows.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-
-
-def gguf_tensors(model) -> dict[str, np.ndarray]:
-    """GGUF names -> float32 arrays [out, in], as a converter would write them."""
-    family, c = model.config.model_type, model.config
-    names = GPT2_NAMES if family == "gpt2" else LLAMA_NAMES
-    out = {}
-    for name, tensor in model.state_dict().items():
-        array, (stem, kind) = tensor.float().numpy(), name.rsplit(".", 1)
-        if stem == "lm_head" and c.tie_word_embeddings:
-            continue
-        if ".layers." in stem or ".h." in stem:
-            layer, inner = stem.split(".", 3)[2:]
-            target = f"blk.{layer}.{names[inner]}.{kind}"
-            if family == "gpt2" and array.ndim == 2:
-                array = array.T
-            if family == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
-                array = interleaved(array, c.num_attention_heads if "q_proj" in inner else c.num_key_value_heads)
-        else:
-            target = f"{names[stem]}.{kind}"
-        out[target] = np.ascontiguousarray(array)
-    return out
-
-
-def save_gguf(model, path: Path, type: str) -> dict[str, np.ndarray]:
-    """Write the weights with the gguf package; matrices as `type`, vectors as F32. Returns what they decode to."""
-    import gguf
-    from gguf.quants import dequantize, quantize
-
-    c, family = model.config, model.config.model_type
-    writer = gguf.GGUFWriter(str(path), family)
-    writer.add_context_length(c.n_positions if family == "gpt2" else c.max_position_embeddings)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_block_count(c.num_hidden_layers)
-    writer.add_feed_forward_length(4 * c.hidden_size if family == "gpt2" else c.intermediate_size)
-    writer.add_head_count(c.num_attention_heads)
-    writer.add_vocab_size(c.vocab_size)
-    if family == "gpt2":
-        writer.add_layer_norm_eps(c.layer_norm_epsilon)
-    else:
-        writer.add_head_count_kv(c.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-        writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
-        width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        writer.add_key_length(width)
-        writer.add_value_length(width)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    tokens = [chr(0x21 + i) if i < 94 else f"<{i}>" for i in range(c.vocab_size - 1)]  # printable ASCII, and one merge
-    writer.add_token_list([*tokens, "!!"])
-    writer.add_token_types([1] * c.vocab_size)
-    writer.add_token_merges(["! !"])
-    decoded = {}
-    kind = gguf.GGMLQuantizationType[type]
-    for name, array in gguf_tensors(model).items():
-        whole = array.ndim == 2 and (type in ("F16", "BF16") or array.shape[1] % 32 == 0)
-        stored, one = (quantize(array, kind), kind) if whole and type != "F32" else (array, None)
-        decoded[name] = dequantize(stored, kind) if one is not None else array
-        writer.add_tensor(name, stored, raw_dtype=one)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return decoded
-
-
-def use_gguf_values(model, decoded: dict[str, np.ndarray]) -> None:
-    """Give a transformers model exactly the weights a GGUF file holds."""
-    import torch
-
-    family, c = model.config.model_type, model.config
-    names = GPT2_NAMES if family == "gpt2" else LLAMA_NAMES
-    state = {}
-    for name in model.state_dict():
-        stem, kind = name.rsplit(".", 1)
-        if stem == "lm_head" and c.tie_word_embeddings:
-            continue
-        inner = None
-        if ".layers." in stem or ".h." in stem:
-            layer, inner = stem.split(".", 3)[2:]
-            array = decoded[f"blk.{layer}.{names[inner]}.{kind}"]
-            if family == "gpt2" and array.ndim == 2:
-                array = array.T
-            if family == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
-                heads = c.num_attention_heads if "q_proj" in inner else c.num_key_value_heads
-                array = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:]).swapaxes(1, 2)
-                array = array.reshape(decoded[f"blk.{layer}.{names[inner]}.{kind}"].shape)
-        else:
-            array = decoded[f"{names[stem]}.{kind}"]
-        state[name] = torch.from_numpy(np.array(array, np.float32))
-    model.load_state_dict(state, strict=False)

@@ -39,7 +39,7 @@ def load_rows(checkpoint, source):
         row, info = bound.row, bound.info
         array = dequantize(info.type, source.data(info.name), tuple(info.shape))
         if row.stack:
-            array = array.reshape(row.total, *array.shape[2:])
+            array = array.reshape(-1, *array.shape[2:])
         if row.transform == "transpose":
             array = array.T
         if row.rows:
@@ -47,7 +47,8 @@ def load_rows(checkpoint, source):
             array = np.concatenate([array[at:][row.rows] for at in range(0, row.total, period)])
         if row.transform == "rotary_rows":
             array = array[row_order(len(array), row.heads, row.rotary_dim)]
-        out[row.target] = array.reshape(row.shape) + np.float32(row.add)
+        array = array.reshape(row.shape) + np.float32(row.add)
+        out[row.target] = np.concatenate([out[row.target], array]) if row.target in out else array
     return out
 
 

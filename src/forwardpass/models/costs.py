@@ -50,7 +50,10 @@ class Cost:
 
 def stored_bytes(weights: Iterable[BoundRow]) -> dict[str, int]:
     """Target -> bytes in the checkpoint's own format."""
-    return {one.target: one.nbytes for one in weights}
+    out: dict[str, int] = {}
+    for one in weights:
+        out[one.target] = out.get(one.target, 0) + one.nbytes
+    return out
 
 
 def parameters(spec: ModelSpec) -> int:

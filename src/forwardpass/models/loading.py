@@ -44,7 +44,7 @@ def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: na
 
     Raises ModelFileError if a weight is NaN or infinite.
     """
-    vectors = {one.target: _vector(one, source) for one in checkpoint.weights if len(one.row.shape) == 1}
+    vectors = _vectors(checkpoint, source)
     places, total = plan(checkpoint, dtype)
     region = native.Region(max(total, _ALIGNMENT))
     arena = region.view(0, total)
@@ -98,6 +98,15 @@ def _agree(formats: dict[str, str]) -> None:
             group = [f"{layer}{stem}.weight" for stem in stems]
             if len({native.ARITHMETIC[formats[name]] for name in group}) > 1:
                 formats.update(dict.fromkeys(group, "F32"))
+
+
+def _vectors(checkpoint: Checkpoint, source: Source) -> dict[str, np.ndarray]:
+    """Target -> norm weights or a bias, put together where a checkpoint keeps it in parts."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for one in checkpoint.weights:
+        if len(one.row.shape) == 1:
+            parts.setdefault(one.target, []).append(_vector(one, source))
+    return {target: values[0] if len(values) == 1 else np.concatenate(values) for target, values in parts.items()}
 
 
 def _vector(one: BoundRow, source: Source) -> np.ndarray:

@@ -37,6 +37,8 @@ class WeightRow:
         with "transpose".
     add: is added to a vector's values. Example: 1 where a norm is stored as w and 1 + w is meant.
     optional: may be absent from the checkpoint.
+
+    A vector that a checkpoint keeps in parts has a row for each, of the same target, in order.
     """
 
     target: str
