@@ -18,10 +18,17 @@ def reference_logits(model, ids) -> np.ndarray:
         return model(torch.tensor([list(ids)])).logits[0].float().numpy()
 
 
-def check_greedy(model, prompt, answer, ends=()) -> int:
+def check_greedy(model, prompt, answer, ends=(), stepwise=False) -> int:
     """`answer` is what the transformers model `model` would choose, token by token; at the first difference its own two
-    best logits must be less than 1e-3 apart, and what follows may differ. Returns the number of equal tokens."""
-    rows = reference_logits(model, [*prompt, *answer])[len(prompt) - 1 :]
+    best logits must be less than 1e-3 apart, and what follows may differ. Returns the number of equal tokens.
+
+    stepwise: the model's positions depend on the length of the text, so that each token needs a pass of its own.
+    """
+    text = [*prompt, *answer]
+    if stepwise:
+        rows = np.array([reference_logits(model, text[:end])[-1] for end in range(len(prompt), len(text))])
+    else:
+        rows = reference_logits(model, text)[len(prompt) - 1 :]
     for step, token in enumerate(answer):
         best = int(rows[step].argmax())
         if best != token:

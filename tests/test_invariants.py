@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import forwardpass
+import tiny_gguf
 import tiny_models
 from forwardpass import _native
 from forwardpass.contracts import CacheView
@@ -47,7 +48,7 @@ def path(tmp_path_factory):
                 made[name] = tiny_models.save(tiny_models.make(family, **changes), directory)
             else:
                 made[name] = directory / "m.gguf"
-                tiny_models.save_gguf(tiny_models.make("llama", hidden_size=64, intermediate_size=96), made[name], name)
+                tiny_gguf.save(tiny_models.make("llama", hidden_size=64, intermediate_size=96), made[name], name)
         return made[name]
 
     return get

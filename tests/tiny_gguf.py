@@ -24,6 +24,8 @@ ARCHITECTURES = {  # model_type: GGUF architecture
 }
 TURNED = {"llama", "mistral", "mixtral", "granite", "smollm3"}  # rotary halves become neighbours
 ONE_MORE = {"gemma", "gemma2", "gemma3_text"}  # norms are stored as 1 + w
+BEYOND = {"llama-dynamic", "qwen2-window", "qwen2_moe-mixed", "gemma2-scaled"}
+"""Cases of tiny_models.py that the format has no settings for."""
 STACKED = re.compile(r"(.+\.)(block_sparse_moe\.experts|mlp\.experts|q_layernorm\.norms|k_layernorm\.norms)\.(\d+)(.*)")
 
 
@@ -102,7 +104,8 @@ def settings(config: dict) -> dict[str, object]:
     out = {"context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
            "block_count": c["num_hidden_layers"], "feed_forward_length": c["intermediate_size"],
            "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
-           "rope.freq_base": rope["rope_theta"], "rope.dimension_count": int(width * rope.get("partial_rotary_factor", 1))}
+           "rope.freq_base": rope["rope_theta"],
+           "rope.dimension_count": int(width * rope.get("partial_rotary_factor", 1))}
     if c.get("head_dim"):
         out |= {"attention.key_length": width, "attention.value_length": width}
     for name, key in {

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import tiny_models
 from forwardpass import catalog
 from forwardpass.models import registry
 from forwardpass.models.hf_config import read_config
@@ -57,35 +58,15 @@ def tools():
     return SimpleNamespace(FakeSource=FakeSource, load_rows=load_rows, numpy_logits=numpy_logits)
 
 
-def tiny_model(name, **changes):
-    """A random transformers model of two layers, width 48 and vocabulary 64, with weights large enough to matter."""
-    import torch
-    import transformers as t
-
-    torch.manual_seed(7)
-    kin = dict(vocab_size=64, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-               intermediate_size=80, max_position_embeddings=128, initializer_range=0.2)
-    if name == "gpt2":
-        config = t.GPT2Config(**dict(vocab_size=64, n_embd=48, n_layer=2, n_head=4, n_positions=128, bos_token_id=0,
-                                     eos_token_id=1, initializer_range=0.2) | changes)
-        model = t.GPT2LMHeadModel(config)
-    elif name == "qwen2":
-        model = t.Qwen2ForCausalLM(t.Qwen2Config(**kin | changes))
-    else:
-        model = t.LlamaForCausalLM(t.LlamaConfig(**kin | changes))
-    with torch.no_grad():  # biases start at zero and norms at one, which would hide them
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    return model.eval()
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """tiny(family, **config changes) -> model (transformers), directory, config, source, checkpoint."""
+    """tiny(family, **config changes) -> model (transformers; two layers, width 48, vocabulary 64 unless changed),
+    directory, config, source, checkpoint."""
     opened = []
 
     def make(name, **changes):
-        model = tiny_model(name, **changes)
+        positions = {"n_positions" if name == "gpt2" else "max_position_embeddings": 128}
+        model = tiny_models.make(name, **{"vocab_size": 64} | positions | changes)
         directory = tmp_path_factory.mktemp(name)
         model.save_pretrained(directory)
         config, source = read_config(directory), open_safetensors(directory)

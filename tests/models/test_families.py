@@ -7,78 +7,102 @@ import json
 import numpy as np
 import pytest
 
+import tiny_gguf
+import tiny_models
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models import registry
 from forwardpass.models.hf_config import read_config
 from forwardpass.models.rotary import rotary
+from forwardpass.weights.gguf import open_gguf
+from forwardpass.weights.safetensors import open_safetensors
 
-IDS = [3, 17, 5, 60, 0, 22, 9, 9, 41, 63, 2, 30]
-CASES = {
-    "llama": ("llama", {}),
-    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama head_dim": ("llama", {"head_dim": 20, "num_key_value_heads": 4, "tie_word_embeddings": True}),
-    "llama theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
-    "gpt2": ("gpt2", {}),
-    "gpt2 scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40}),
-    "gpt2 unscaled": ("gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),
+IDS = np.random.default_rng(1).integers(2, tiny_models.VOCABULARY, 40).tolist()
+CASES = tiny_models.CASES | {
+    "gpt2-by-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40}),
+    "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),
 }
+GGUF_CASES = [case for case in tiny_models.CASES if case not in tiny_gguf.BEYOND]
+
+
+def reference(model):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].numpy()
+
+
+def close(ours, theirs):
+    return np.abs(ours - theirs).max() / np.abs(theirs).max() < 1e-5
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case, tiny, tools):
+def test_logits_equal_transformers(case, tmp_path, tools):
+    """The plain meaning of the spec, with the weights put where its rows say."""
+    family, changes = CASES[case]
+    model = tiny_models.make(family, **changes)
+    with open_safetensors(tiny_models.save(model, tmp_path)) as source:
+        checkpoint = registry.read(source, read_config(tmp_path).values)
+        ours = tools.numpy_logits(checkpoint.spec, tools.load_rows(checkpoint, source), IDS)
+    assert close(ours, reference(model)) and checkpoint.warnings == ()
+    assert checkpoint.spec.tied == model.config.tie_word_embeddings and checkpoint.spec.family == family
+
+
+@pytest.mark.parametrize("case", GGUF_CASES)
+def test_gguf_logits_equal_transformers(case, tmp_path, tools):
+    family, changes = tiny_models.CASES[case]
+    model = tiny_models.make(family, **changes)
+    with open_gguf(tiny_gguf.save(model, tmp_path / "m.gguf", "F32")) as source:
+        checkpoint = registry.read(source)
+        ours = tools.numpy_logits(checkpoint.spec, tools.load_rows(checkpoint, source), IDS)
+    assert close(ours, reference(model)) and checkpoint.warnings == ()
+
+
+@pytest.mark.parametrize("case", ["llama", "llama-biases", "llama-heads", "llama-yarn", "qwen2-tied", "qwen3",
+                                  "qwen3_moe", "gemma2", "gemma3", "phi3-long", "stablelm-parallel", "olmo2", "gpt2"])
+def test_gguf_gives_the_same_spec_and_weights(case, tmp_path, tools):
+    family, changes = tiny_models.CASES[case]
+    path = tiny_gguf.save(tiny_models.make(family, **changes), tmp_path / "m.gguf", "F32")
+    directory = path.with_suffix("")
+    with open_gguf(path) as stored, open_safetensors(directory) as source:
+        ours, theirs = registry.read(stored), registry.read(source, read_config(directory).values)
+        assert ours.spec == theirs.spec
+        ours, theirs = tools.load_rows(ours, stored), tools.load_rows(theirs, source)
+        assert ours.keys() == theirs.keys()
+        for target in ours:
+            assert np.array_equal(ours[target], theirs[target]), target
+
+
+@pytest.mark.parametrize("case", ["gemma", "gemma2", "gemma3"])
+def test_every_gemma_norm_is_one_more_than_it_says(case, tmp_path, tools):
+    """In a checkpoint; a GGUF file already holds 1 + w."""
     import torch
 
-    name, changes = CASES[case]
-    made = tiny(name, **changes)
-    ours = tools.numpy_logits(made.checkpoint.spec, tools.load_rows(made.checkpoint, made.source), IDS)
+    model = tiny_models.make(tiny_models.CASES[case][0])
     with torch.no_grad():
-        theirs = made.model(torch.tensor([IDS])).logits[0].numpy()
-    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 1e-5
-    assert made.checkpoint.warnings == ()
-    assert made.checkpoint.spec.tied == made.model.config.tie_word_embeddings
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.fill_(0.25)
+    path = tiny_gguf.save(model, tmp_path / "m.gguf", "F32")
+    with open_gguf(path) as stored, open_safetensors(tmp_path / "m") as source:
+        ours = tools.load_rows(registry.read(stored), stored)
+        theirs = registry.read(source, read_config(tmp_path / "m").values)
+        for weights in (ours, tools.load_rows(theirs, source)):
+            norms = {target: array for target, array in weights.items() if "norm" in target}
+            assert len(norms) == {"gemma": 5, "gemma2": 9, "gemma3": 13}[case]
+            assert all((array == 1.25).all() for array in norms.values())
 
 
-def as_gguf(made, tools):
-    """The same model as llama.cpp's converter would store it: its names, and llama's heads interleaved."""
-    spec, weights = made.checkpoint.spec, tools.load_rows(made.checkpoint, made.source)
-    module, first = registry.FAMILIES[spec.family], spec.layers[0]
-    heads = {"q": first.attention.num_heads, "k": first.attention.num_kv_heads}
-    arrays = {}
-    for row in module.weight_rows(spec, "gguf"):
-        if row.target not in weights:
-            continue
-        array = weights[row.target]
-        part = row.target.split(".")[3] if ".attention." in row.target else ""
-        if spec.family == "llama" and part in heads:  # the published conversion, after which rows are 2j + t
-            array = array.reshape(heads[part], 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        if spec.family == "gpt2" and part in ("q", "k", "v"):
-            array = np.concatenate([weights[row.target.replace(f".{part}.", f".{p}.")] for p in "qkv"])
-        arrays[row.sources[0]] = array
-    eps = "layer_norm_epsilon" if spec.family == "gpt2" else "layer_norm_rms_epsilon"
-    settings = {"block_count": len(spec.layers), "context_length": spec.max_position_embeddings,
-                "embedding_length": spec.hidden_size, "feed_forward_length": first.mlp.intermediate_size,
-                "attention.head_count": heads["q"], "attention.head_count_kv": heads["k"],
-                f"attention.{eps}": spec.final_norm.eps}
-    if spec.family != "gpt2":
-        settings |= {"rope.freq_base": 10000.0, "attention.key_length": first.attention.head_dim}
-    metadata = {f"{spec.family}.{key}": value for key, value in settings.items()}
-    metadata |= {"general.architecture": spec.family, "tokenizer.ggml.tokens": ["x"] * spec.vocab_size}
-    return tools.FakeSource("gguf", arrays, metadata)
-
-
-@pytest.mark.parametrize("case", ["llama", "llama biases", "llama head_dim", "qwen2", "qwen2 tied", "gpt2"])
-def test_gguf_gives_the_same_spec_and_weights(case, tiny, tools):
-    name, changes = CASES[case]
-    made = tiny(name, **changes)
-    source = as_gguf(made, tools)
-    checkpoint = registry.read(source)
-    assert checkpoint.spec == made.checkpoint.spec
-    ours, theirs = tools.load_rows(checkpoint, source), tools.load_rows(made.checkpoint, made.source)
-    assert ours.keys() == theirs.keys()
-    for target in ours:
-        assert np.array_equal(ours[target], theirs[target]), target
+@pytest.mark.parametrize(("name", "full"), [("gemma2", [1, 3, 5]), ("gemma3", [5]), ("cohere2", [3])])
+def test_gguf_layers_with_windows_where_the_file_does_not_say(name, full):
+    """Every second or every sixth layer of Gemma, every fourth of Command R7B sees everything."""
+    eps = "layer_norm_epsilon" if name == "cohere2" else "layer_norm_rms_epsilon"
+    settings = {"block_count": 7, "context_length": 128, "embedding_length": 48, "feed_forward_length": 80,
+                "vocab_size": 9, "attention.head_count": 4, f"attention.{eps}": 1e-5}
+    metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in settings.items()}
+    whole = registry.spec_from_gguf(metadata, {})
+    assert not any(layer.attention.window for layer in whole.layers)
+    spec = registry.spec_from_gguf(metadata | {f"{name}.attention.sliding_window": 16}, {})
+    assert [i for i, layer in enumerate(spec.layers) if not layer.attention.window] == full
 
 
 def test_gpt2_without_prefix_and_with_masks(tiny, tools):
