@@ -24,7 +24,7 @@ ARCHITECTURES = {  # model_type: GGUF architecture
 }
 TURNED = {"llama", "mistral", "mixtral", "granite", "smollm3"}  # rotary halves become neighbours
 ONE_MORE = {"gemma", "gemma2", "gemma3_text"}  # norms are stored as 1 + w
-BEYOND = {"llama-dynamic", "qwen2-window", "qwen2_moe-mixed", "gemma2-scaled"}
+BEYOND = {"llama-dynamic", "qwen2-window", "qwen2_moe-mixed", "gemma2-scaled", "gemma3-images"}
 """Cases of tiny_models.py that the format has no settings for."""
 STACKED = re.compile(r"(.+\.)(block_sparse_moe\.experts|mlp\.experts|q_layernorm\.norms|k_layernorm\.norms)\.(\d+)(.*)")
 

@@ -28,6 +28,10 @@ FAMILIES = {  # model_type: (config class, model class, settings)
         final_logit_softcapping=3.0)),
     "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM", ODD | ALTERNATING | dict(
         head_dim=12, tie_word_embeddings=True, query_pre_attn_scalar=12)),
+    "gemma3": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
+        text_config=ODD | ALTERNATING | dict(head_dim=12), mm_tokens_per_image=4, vision_config=dict(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28,
+            patch_size=14))),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", FEW | dict(original_max_position_embeddings=256)),
     "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", FEW | dict(sliding_window=16)),
     "stablelm": ("StableLmConfig", "StableLmForCausalLM", FEW | dict(use_qkv_bias=True)),
@@ -74,6 +78,7 @@ CASES = {  # name: (model_type, changes)
     "gemma2": ("gemma2", {}),
     "gemma2-scaled": ("gemma2", {"query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
     "gemma3": ("gemma3_text", {"rope_parameters": GLOBAL}),
+    "gemma3-images": ("gemma3", {}),
     "phi3": ("phi3", {}),
     "phi3-long": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16, "sliding_window": 24}),
     "starcoder2": ("starcoder2", {}),

@@ -23,6 +23,7 @@ from forwardpass.models import gguf_config, hf_config
 from forwardpass.models.families import (
     cohere,
     gemma,
+    gemma3,
     gpt2,
     granite,
     llama,
@@ -39,7 +40,7 @@ from forwardpass.models.weight_rows import BoundRow, match, resolve_head
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_MODULES = (cohere, gemma, gpt2, granite, llama, olmo2, phi3, qwen, smollm3, stablelm, starcoder2)
+_MODULES = (cohere, gemma, gemma3, gpt2, granite, llama, olmo2, phi3, qwen, smollm3, stablelm, starcoder2)
 FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """HF model_type -> its family file; a ModelSpec's `family` is such a name."""
 GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}
