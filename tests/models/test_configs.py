@@ -77,7 +77,8 @@ def test_settings_without_effect(name, changes):
     ("gpt2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"hidden_act": "xielu"}, "xielu"),
     ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-    ("llama", {"num_local_experts": 8}, "mixture of experts"),
+    ("llama", {"num_local_experts": 8}, "mixture of experts"), ("llama", {"logits_scaling": 2.0}, "scaled logits"),
+    ("llama", {"use_qk_norm": True}, "normalised queries"), ("llama", {"attention_multiplier": 0.5}, "attention scale"),
     ("llama", {"sliding_window": 32}, "sliding"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     ("llama", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "Python code"),
@@ -309,6 +310,10 @@ def test_gguf_experts_and_windows():
     assert spec.layers == mixtral.layers
     spec = registry.spec_from_gguf(gguf(llama__attention__sliding_window=32), {})
     assert spec.layers == registry.spec_from_config(MISTRAL4).layers
+    shapes = {"blk.0.ffn_gate_exps.weight": (8, 24, 48), "blk.0.ffn_gate_shexp.weight": (40, 48)}
+    tensors = {name: TensorInfo(name, shape, "F32", 4 * int(np.prod(shape))) for name, shape in shapes.items()}
+    mlp = registry.spec_from_gguf(gguf(llama__expert_count=8, llama__expert_used_count=2), tensors).layers[0].mlp
+    assert (mlp.intermediate_size, mlp.experts.shared_size) == (24, 40)
     with pytest.raises(ModelFileError, match="expert_used_count"):
         registry.spec_from_gguf(gguf(llama__expert_count=8), {})
     with pytest.raises(ModelFileError, match="9 of 8"):

@@ -72,6 +72,55 @@ def test_gguf_gives_the_same_spec_and_weights(case, tmp_path, tools):
             assert np.array_equal(ours[target], theirs[target]), target
 
 
+@pytest.mark.parametrize(("family", "changes", "said"), [
+    ("mixtral", {"num_local_experts": 6}, r"missing: expected .*experts\.5\.w1\.weight \[80, 48\]"),
+    ("mixtral", {"num_local_experts": 4}, r"unexpected: .*experts\.4\.w1\.weight"),
+    ("qwen2_moe", {"moe_intermediate_size": 40}, r"experts\.0\.gate_proj\.weight: expected \[40, 48\], found \[32"),
+    ("qwen2_moe", {"mlp_only_layers": [1]}, r"missing: expected model\.layers\.1\.mlp\.gate_proj"),
+    ("qwen3", {"head_dim": 24}, r"q_norm\.weight: expected \[24\], found \[20\]"),
+    ("phi3", {"num_key_value_heads": 3}, r"qkv_proj\.weight: expected \[144, 48\], found \[80, 48\]"),
+    ("phi3", {"intermediate_size": 88}, r"gate_up_proj\.weight: expected \[176, 48\], found \[160, 48\]"),
+    ("gemma2", {"num_hidden_layers": 3, "layer_types": None}, r"missing: .*layers\.2"),
+    ("stablelm", {"use_qkv_bias": False}, r"unexpected: .*q_proj\.bias"),
+    ("stablelm", {"qk_layernorm": True}, r"missing: .*q_layernorm\.norms\.2\.weight \[16\]"),
+    ("cohere", {"use_qk_norm": True}, r"missing: .*q_norm\.weight \[6, 8\]"),
+    ("granite", {"mlp_bias": True}, r"missing: .*up_proj\.bias"),
+])
+def test_a_config_that_contradicts_the_tensors(family, changes, said, tmp_path):
+    tiny_models.save(tiny_models.make(family), tmp_path)
+    with open_safetensors(tmp_path) as source, pytest.raises(ModelFileError, match=said):
+        registry.read(source, read_config(tmp_path).values | changes)
+
+
+@pytest.mark.parametrize(("family", "changes", "error", "said"), [
+    ("smollm3", {"no_rope_layers": [1, 0]}, ModelFileError, "a list of 4 ones and zeros"),
+    ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, ModelFileError, "a list of 4 ones and zeros"),
+    ("gemma3_text", {"layer_types": ["sliding_attention"]}, ModelFileError, "a list of 2 layer types"),
+    ("gemma3_text", {"layer_types": ["sliding_attention", "chunked_attention"]}, UnsupportedModelError, "chunked"),
+    ("gemma3_text", {"sliding_window": None}, ModelFileError, "sliding_window"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, UnsupportedModelError, "looks ahead"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "spiral"}}}, UnsupportedModelError, "llama3"),
+    ("gemma2", {"attn_logit_softcapping": -1.0}, ModelFileError, "attn_logit_softcapping"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, ModelFileError, "query_pre_attn_scalar"),
+    ("gemma3", {"text_config": None}, ModelFileError, "text_config"),
+    ("granite", {"logits_scaling": 0.0}, ModelFileError, "logits_scaling"),
+    ("granite", {"attention_multiplier": float("nan")}, ModelFileError, "attention_multiplier"),
+    ("qwen3_moe", {"num_experts_per_tok": 6}, ModelFileError, "6 of 5"),
+    ("qwen3_moe", {"mlp_only_layers": "1"}, ModelFileError, "mlp_only_layers"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, ModelFileError, "decoder_sparse_step"),
+    ("qwen3_moe", {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "fp8"),
+    ("phi3", {"rope_parameters": tiny_models.LONG | {"long_factor": [1.0] * 3}}, ModelFileError, "long_factor"),
+    ("phi3", {"rope_parameters": tiny_models.LONG | {"short_factor": [0.0] * 6}}, ModelFileError, "short_factor"),
+])
+def test_settings_that_must_stop(family, changes, error, said, tmp_path):
+    """Before any weight is looked at."""
+    values = read_config(tiny_models.save(tiny_models.make(family), tmp_path)).values
+    registry.spec_from_config(values)
+    with pytest.raises(error, match=said) as raised:
+        registry.spec_from_config(values | changes)
+    assert len(str(raised.value)) < 600
+
+
 @pytest.mark.parametrize("case", ["gemma", "gemma2", "gemma3"])
 def test_every_gemma_norm_is_one_more_than_it_says(case, tmp_path, tools):
     """In a checkpoint; a GGUF file already holds 1 + w."""

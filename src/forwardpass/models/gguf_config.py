@@ -15,9 +15,7 @@ from forwardpass.models.fields import Fields, show
 from forwardpass.models.hf_rope import FULL, SLIDING, Rope
 from forwardpass.models.spec import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, ExpertsSpec, RotarySpec
 
-WITHOUT_EFFECT = {
-    "vocab_size", "feed_forward_length", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-}
+WITHOUT_EFFECT = {"vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length"}
 _OFF = (False, 0, "", "none")
 REFUSED = {  # setting that no family may leave unread: (values that mean "off", what it is)
     "rope.scaling.type": (_OFF, "a rotary scaling in this family"),
@@ -141,8 +139,9 @@ def rope(fields: GgufFields, positions: int) -> Rope:
                           ("yarn_beta_slow", "beta_slow")):
             if fields.has(f"rope.scaling.{key}"):
                 scaling[ours] = fields.number(f"rope.scaling.{key}", low=1e-3, high=1e6)
-        return Rope(base, scaling=scaling)
-    return Rope(base, scaling={"rope_type": kind, "factor": factor} if kind == "linear" and factor != 1 else None)
+    else:
+        scaling = {"rope_type": kind, "factor": factor} if kind == "linear" and factor != 1 else None
+    return Rope(base, scaling=scaling, where=fields.where)
 
 
 def rotary(fields: GgufFields, one: Rope, dim: int, positions: int) -> RotarySpec:
@@ -158,8 +157,10 @@ def rotary(fields: GgufFields, one: Rope, dim: int, positions: int) -> RotarySpe
                    "original_max_position_embeddings": trained}
         if fields.has("rope.scaling.attn_factor"):
             scaling["attention_factor"] = fields.number("rope.scaling.attn_factor", low=1e-3, high=1e3)
-        return replace(one, scaling=scaling, where="GGUF rope_factors tensors").spec(dim, positions)
-    return replace(one, where="GGUF rope_freqs.weight").spec(dim, positions, fields.vector("rope_freqs.weight"))
+        return replace(one, scaling=scaling, where="GGUF tensors rope_factors_*.weight").spec(dim, positions)
+    divisors = fields.vector("rope_freqs.weight")
+    one = one if divisors is None else replace(one, where="GGUF tensor rope_freqs.weight")
+    return one.spec(dim, positions, divisors)
 
 
 def sliding(fields: GgufFields, layers: int, slides: Callable[[int], bool] | None) -> tuple[bool, ...]:
@@ -187,7 +188,7 @@ def decoder(fields: GgufFields, *, eps: str = "attention.layer_norm_rms_epsilon"
     one = rope(fields, trained)
     context = trained if local_theta else one.reach(trained)
     window = fields.integer("attention.sliding_window", default=0, low=0) if slides else 0
-    types = [SLIDING if one else FULL for one in sliding(fields, layers, slides if window else None)]
+    types = [SLIDING if cut else FULL for cut in sliding(fields, layers, slides if window else None)]
     local = whole = rotary(fields, one, dim, trained)
     if local_theta:
         base = fields.number("rope.freq_base_swa", default=local_theta, low=1, high=1e12)
@@ -201,14 +202,17 @@ def decoder(fields: GgufFields, *, eps: str = "attention.layer_norm_rms_epsilon"
 
 
 def experts(fields: GgufFields, *, normalise: bool, shared_gate: bool = False) -> dict:
-    """What models/decoder.py's build takes for experts; nothing where the file has none."""
+    """What models/decoder.py's build takes for experts; nothing where the file has none.
+
+    Old files lack the widths: then the tensors tell them.
+    """
     count = fields.integer("expert_count", default=0, low=0)
     if not count:
         return {}
-    # Old files lack the widths: then the tensors tell them.
-    stacked, alone = (fields.tensors.get(f"blk.0.ffn_gate_{kind}.weight") for kind in ("exps", "shexp"))
-    inner = fields.integer("expert_feed_forward_length", default=stacked.shape[-2] if stacked else 0)
-    shared = fields.integer("expert_shared_feed_forward_length", default=alone.shape[0] if alone else 0)
+    widths = [tuple(info.shape)[-2:-1] if info else () for info in (
+        fields.tensors.get(f"blk.0.ffn_gate_{kind}.weight") for kind in ("exps", "shexp"))]
+    inner, shared = (fields.integer(name, default=int(width[0]) if width else 0, low=0) for name, width in zip(
+        ("expert_feed_forward_length", "expert_shared_feed_forward_length"), widths, strict=True))
     spec = ExpertsSpec(count, fields.integer("expert_used_count"), fields.flag("expert_weights_norm", normalise),
                        shared, shared_gate and shared > 0)
     return {"experts": spec, "expert_inner": inner}
