@@ -103,6 +103,7 @@ def make(family: str, **changes):
     import torch
     import transformers
 
+    torch.set_num_threads(1)  # with products this small, threads would wait for one another
     torch.manual_seed(len(family) + sum(map(ord, "".join(changes))))
     theta = changes.pop("rope_theta", None)
     if theta:

@@ -11,7 +11,7 @@ from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import WeightRow
 from forwardpass.models.weight_tables import by_head, table_rows
 
-ARCHITECTURES = {"stablelm": ("StableLmForCausalLM",), "stablelm_epoch": ("StableLMEpochForCausalLM",)}
+ARCHITECTURES = {"stablelm": ("StableLmForCausalLM",)}
 GGUF = {"stablelm": "stablelm"}
 IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
 NAMES = llama.NAMES | {
