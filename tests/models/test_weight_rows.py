@@ -14,6 +14,7 @@ from forwardpass.models.loading import load_weights, plan
 from forwardpass.models.registry import Checkpoint
 from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec
 from forwardpass.models.weight_rows import BoundRow, WeightRow, match, named_rows, row_order, targets
+from forwardpass.models.weight_tables import fused
 from forwardpass.weights.source import TensorInfo
 
 
@@ -235,3 +236,16 @@ def test_gate_and_up_of_an_expert_agree(tools):
                       TensorInfo(name, (4, 32), type, sizes[type])) for name, type in stored.items()]
     places, _ = plan(Checkpoint(None, tuple(bound), ()), "auto")
     assert [place.format for place in places] == ["F32", "F32", "Q8", "Q8"]
+
+
+@pytest.mark.parametrize(("runs", "expected"), [
+    (1, {"q": [0, 1, 2, 3, 4, 5, 6, 7], "k": [8, 9, 10, 11], "v": [12, 13, 14, 15]}),
+    (2, {"q": [0, 1, 2, 3, 8, 9, 10, 11], "k": [4, 5, 12, 13], "v": [6, 7, 14, 15]}),
+])
+def test_fused_parts_one_after_another_and_in_runs(runs, expected):
+    """Four query heads and two for keys and values, of two rows each; in runs each key head follows its queries."""
+    parts = ["attention.q", "attention.k", "attention.v"]
+    rows = [WeightRow(f"layers.0.{part}.weight", ("qkv.weight",), (len(expected[part[-1]]), 3)) for part in parts]
+    for row, part in zip(fused(rows, parts, runs), parts, strict=True):
+        assert row.source_shape == (16, 3)
+        assert row.pick(np.arange(16)).tolist() == expected[part[-1]]

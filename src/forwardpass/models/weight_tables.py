@@ -27,16 +27,21 @@ def part_of(row: WeightRow) -> tuple[str, str, str]:
     return found[1], found[2], found[3]
 
 
-def fused(rows: Iterable[WeightRow], parts: Sequence[str]) -> list[WeightRow]:
-    """Parts of a layer ("attention.q", ...) whose names are one tensor: their rows follow one another in it."""
+def fused(rows: Iterable[WeightRow], parts: Sequence[str], runs: int = 1) -> list[WeightRow]:
+    """Parts of a layer ("attention.q", ...) whose names are one tensor: their rows follow one another in it.
+
+    runs: so many times, each with an equal share of every part. Example: a matrix of [heads, 3, head_dim] rows holds
+    queries, keys and values in as many runs as it has heads.
+    """
     rows = list(rows)
     sizes = {row.target: row.shape[0] for row in rows}
     for n, row in enumerate(rows):
         layer, part, suffix = part_of(row)
         if part in parts:
-            lengths = [sizes[f"{layer}{one}.{suffix}"] for one in parts]
-            start = sum(lengths[: parts.index(part)])
-            rows[n] = replace(row, rows=slice(start, start + row.shape[0]), total=sum(lengths))
+            lengths = [sizes[f"{layer}{one}.{suffix}"] // runs for one in parts]
+            start, period = sum(lengths[: parts.index(part)]), sum(lengths)
+            rows[n] = replace(row, rows=slice(start, start + row.shape[0] // runs), total=period * runs,
+                              period=period if runs > 1 else 0)
     return rows
 
 
