@@ -178,14 +178,14 @@ def attention_cases(rng, kv_dtypes, contexts):
                 def program_of(window):
                     program = backend.program()
                     qkv, out = program.buffer(width), program.buffer(HEADS * HEAD_DIM)
-                    program.attention(qkv, out, layer=0, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM,
-                                      scale=HEAD_DIM**-0.5, window=window, kv_dtype=kv_dtype, rotary=rotary,
-                                      label="attention")
+                    program.attention(qkv, out, layer=0, group=0, num_heads=HEADS, num_kv_heads=KV_HEADS,
+                                      head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5, window=window, kv_dtype=kv_dtype,
+                                      rotary=rotary, label="attention")
                     return program, qkv, out
 
                 blocks = -(-(past + new) // PAGE)
                 memory = backend.kv_memory(kv_dtype, 1, KV_HEADS, HEAD_DIM, blocks)
-                tables = np.arange(blocks, dtype=np.int32)[None]
+                tables = np.arange(blocks, dtype=np.int32)[None, None]
 
                 def step(recorded, first, count, result):
                     program, qkv, out = recorded
@@ -193,7 +193,7 @@ def attention_cases(rng, kv_dtypes, contexts):
                     positions = np.arange(first, first + count, dtype=np.int32)
                     starts, before = np.array([0, count], np.int32), np.array([first], np.int32)
                     return lambda: program.run(count, positions=positions, starts=starts, past=before, tables=tables,
-                                               memory=memory, bound=[(qkv, given), (out, result)])
+                                               memory=[memory], bound=[(qkv, given), (out, result)])
 
                 filling = program_of(window=1)  # stores the same keys and values, and attends to almost nothing
                 for first in range(0, past, 512):

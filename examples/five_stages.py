@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 import forwardpass
-from forwardpass.cache.blocks import BlockPool, blocks_for
+from forwardpass.cache.blocks import blocks_for
 from forwardpass.contracts import CacheView
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.stages.decode import decode
@@ -30,9 +30,8 @@ class Cache:
 
     def __init__(self, network, sequences: int, positions: int):
         each = blocks_for(positions)  # blocks of 64 positions
-        self.memory = network.kv_memory(sequences * each)
-        pool = BlockPool(self.memory, sequences * each)
-        self.tables = np.array([[pool.take() for _ in range(each)] for _ in range(sequences)], np.int32)
+        self.memory = network.kv_memory(sequences * each)  # for each group of layers; here all use the same blocks
+        self.tables = np.arange(sequences * each, dtype=np.int32).reshape(sequences, each)
         self.past = np.zeros(sequences, np.int32)  # positions computed so far
 
     def view(self) -> CacheView:
@@ -52,8 +51,8 @@ def walk(model) -> None:
     cache = Cache(network, 1, len(ids))
     hidden = decode(network, hidden, cache.view(), cache.memory)
     print(f"3 decode       -> hidden states {hidden.values.dtype} {list(hidden.values.shape)} after "
-          f"{len(model.spec.layers)} layers and the final norm; {cache.memory.blocks} block of "
-          f"{cache.memory.block_bytes:,} bytes now holds their keys and values")
+          f"{len(model.spec.layers)} layers and the final norm; a block of "
+          f"{sum(group.block_bytes for group in cache.memory):,} bytes now holds their keys and values")
 
     logits = project(network, hidden)
     print(f"4 project      -> logits {logits.values.dtype} {list(logits.values.shape)} of row {logits.rows.tolist()}, "

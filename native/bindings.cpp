@@ -15,6 +15,7 @@
 #include <stdexcept>
 
 #include "arrays.h"
+#include "cache_bindings.h"
 #include "cpu_features.h"
 #include "greedy.h"
 #include "machine_limits.h"
@@ -48,21 +49,6 @@ struct PyRegion {
   fp::Region region;
 };
 
-// Memory for the blocks of a KV cache: address space for all, real memory for those in use.
-struct PyKvMemory {
-  PyKvMemory(int kv_type, int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t blocks)
-      : layout{fp::KvType(kv_type), kv_heads, head_dim},
-        layers(layers),
-        blocks(blocks),
-        block_bytes(fp::round_up(layers * kv_heads * layout.head_bytes(), 64)),
-        region(block_bytes * blocks, true) {}
-  fp::KvLayout layout;
-  int64_t layers, blocks, block_bytes;
-  fp::Region region;
-
-  void check(int64_t block) const { require(block >= 0 && block < blocks, "no such KV block"); }
-};
-
 // A program and the Python objects whose memory it points to.
 struct PyProgram {
   PyProgram(std::shared_ptr<fp::Pool> pool, const std::string& isa) : program(std::move(pool), fp::kernels_for(isa)) {}
@@ -71,16 +57,10 @@ struct PyProgram {
   std::vector<ConstFloats> vectors;
   std::vector<ConstFloats2> tables;
   std::vector<std::shared_ptr<fp::RotaryTable>> rotary;
-  int64_t vocabulary = 0, position_rows = 0, layers = 0;
-  std::vector<fp::KvLayout> layouts;
-  bool needs_ids = false, needs_positions = false, needs_cache = false, needs_wanted = false;
+  int64_t vocabulary = 0, position_rows = 0;
+  std::vector<CacheUse> groups;
+  bool needs_ids = false, needs_positions = false, needs_wanted = false;
 
-  void check_memory(const PyKvMemory& memory) const {
-    require(layers <= memory.layers, "the cache has too few layers");
-    for (const fp::KvLayout& layout : layouts)
-      require(layout.type == memory.layout.type && layout.kv_heads == memory.layout.kv_heads &&
-                  layout.head_dim == memory.layout.head_dim, "the cache has another layout");
-  }
   bool rotates_on_read() const {
     return std::any_of(rotary.begin(), rotary.end(), [](const auto& table) { return table->rotates_on_read(); });
   }
@@ -246,16 +226,12 @@ NB_MODULE(_native, m) {
            "blocks"_a)
       .def_ro("block_bytes", &PyKvMemory::block_bytes)
       .def_ro("blocks", &PyKvMemory::blocks)
-      .def("clear", [](PyKvMemory& self, int64_t block) {
-        self.check(block);
-        self.region.clear(block * self.block_bytes, self.block_bytes);
-      })
+      .def("clear", [](PyKvMemory& self, int64_t block) { std::fill_n(self.data(block), self.block_bytes, 0); })
       .def("copy", [](PyKvMemory& self, int64_t from, int64_t to) {
-        self.check(from);
-        self.check(to);
-        std::copy_n(self.region.data() + from * self.block_bytes, self.block_bytes,
-                    self.region.data() + to * self.block_bytes);
-      });
+        std::copy_n(self.data(from), self.block_bytes, self.data(to));
+      })
+      .def("release", [](PyKvMemory& self, int64_t block) { fp::release_pages(self.data(block), self.block_bytes); },
+           "Give a block's memory back to the system. What the block then holds is not defined: clear it before use.");
 
   nb::class_<PyProgram>(m, "Program")
       .def(nb::init<std::shared_ptr<fp::Pool>, const std::string&>(), "pool"_a, "isa"_a)
@@ -407,7 +383,7 @@ NB_MODULE(_native, m) {
       .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,
                            int64_t head_dim, float scale, int64_t window, int kv_type,
                            std::shared_ptr<fp::RotaryTable> rotary, std::optional<ConstFloats> slopes, float softcap,
-                           std::optional<ConstFloats2> bias, const std::string& label) {
+                           std::optional<ConstFloats2> bias, const std::string& label, int64_t group) {
         fp::Op op = make_op(fp::OpKind::Attention, label);
         op.in = qkv;
         op.out = out;
@@ -438,16 +414,18 @@ NB_MODULE(_native, m) {
           a.changes.bias = bias->data();
           self.tables.push_back(*bias);
         }
-        self.layers = std::max(self.layers, layer + 1);
-        self.layouts.push_back(a.layout);
-        self.needs_cache = true;
+        require(layer >= 0 && window >= 0, "a layer or window below zero");
+        require(group >= 0 && group <= int64_t(self.groups.size()), "groups are numbered in order of their first layers");
+        op.group = int(group);
+        if (group == int64_t(self.groups.size())) self.groups.push_back({a.layout, layer + 1, window});
+        self.groups[size_t(group)].join(a);
         self.program.add(std::move(op));
       }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
-         "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a)
+         "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a, "group"_a = 0)
       .def("run", [](PyProgram& self, int64_t rows, std::optional<Ints> ids, std::optional<Ints> positions,
                      std::optional<Ints> wanted, std::optional<Ints> starts, std::optional<Ints> past,
-                     std::optional<Ints2> tables, PyKvMemory* memory, std::vector<std::tuple<int, Floats2>> bound,
-                     bool timed, std::optional<Ints> regime, std::optional<Ints> lengths) {
+                     std::optional<Ints3> tables, std::vector<PyKvMemory*> memories,
+                     std::vector<std::tuple<int, Floats2>> bound, bool timed, std::optional<Ints> regime, std::optional<Ints> lengths) {
         fp::Step step;
         step.rows = rows;
         require(rows > 0, "no rows");
@@ -472,27 +450,15 @@ NB_MODULE(_native, m) {
           step.positions = all_in(*positions, rows, limit, "a position is out of range");
           for (int64_t i = 0; i < rows; ++i) step.last_position = std::max<int64_t>(step.last_position, step.positions[i]);
         }
-        if (self.needs_cache) {
-          require(starts && past && tables && memory && starts->size() > 1, "cache arguments missing");
+        if (!self.groups.empty()) {
+          require(starts && past && tables && starts->size() > 1, "cache arguments missing");
           step.sequences = int64_t(starts->size()) - 1;
           step.starts = starts->data();
           step.past = past->data();
-          step.tables = tables->data();
-          step.table_stride = int64_t(tables->shape(1));
-          step.pool = memory->region.data();
-          step.block_bytes = memory->block_bytes;
-          require(int64_t(past->size()) == step.sequences && int64_t(tables->shape(0)) == step.sequences,
-                  "cache arguments disagree on the number of sequences");
+          require(int64_t(past->size()) == step.sequences, "cache arguments disagree on the number of sequences");
           require(step.starts[0] == 0 && step.starts[step.sequences] == rows, "starts do not cover the rows");
-          self.check_memory(*memory);
-          for (int64_t s = 0; s < step.sequences; ++s) {
-            int64_t length = step.starts[s + 1] - step.starts[s], context = step.past[s] + length;
-            require(length > 0 && step.past[s] >= 0, "an empty sequence");
-            int64_t blocks = (context + fp::kPage - 1) / fp::kPage;
-            require(blocks <= step.table_stride, "a block table is too short");
-            for (int64_t b = 0; b < blocks; ++b) memory->check(step.tables[s * step.table_stride + b]);
-            step.longest_context = std::max(step.longest_context, context);
-          }
+          set_cache(step, self.groups, *tables, memories,
+                    [&](int64_t s) { return int64_t(step.starts[s + 1]) - step.starts[s]; });
         }
         self.check_rotary(step.sequences, regime, lengths);
         if (regime) step.regime = regime->data();
@@ -514,7 +480,7 @@ NB_MODULE(_native, m) {
         for (auto& [id, array] : bound) self.program.bind(id, array.data());
         self.program.run(step, timed);
       }, "rows"_a, "ids"_a.none(), "positions"_a.none(), "wanted"_a.none(), "starts"_a.none(), "past"_a.none(),
-         "tables"_a.none(), "memory"_a.none(), "bound"_a, "timed"_a, "regime"_a.none() = nb::none(),
+         "tables"_a.none(), "memories"_a, "bound"_a, "timed"_a, "regime"_a.none() = nb::none(),
          "lengths"_a.none() = nb::none())
       .def("timings", [](PyProgram& self) {
         nb::list out;
@@ -525,28 +491,28 @@ NB_MODULE(_native, m) {
 
   // buffers: embed out; layers in, out; project in, out.
   m.def("greedy_steps", [](PyProgram& embed, PyProgram& layers, PyProgram& project, std::vector<int> buffers, Ints ids,
-                           Ints positions, Ints past, Ints2 tables, PyKvMemory& memory, int64_t steps,
-                           int64_t vocabulary, std::vector<Ints> ends, bool timed, std::optional<Ints> regime,
-                           std::optional<Ints> lengths) {
-    const int64_t count = int64_t(ids.size()), blocks = int64_t(tables.shape(1));
+                           Ints positions, Ints past, Ints3 tables, std::vector<PyKvMemory*> memories,
+                           int64_t steps, int64_t vocabulary, std::vector<Ints> ends, bool timed,
+                           std::optional<Ints> regime, std::optional<Ints> lengths) {
+    const int64_t count = int64_t(ids.size());
     const int64_t width = embed.program.width(buffers.at(0)), logits_width = project.program.width(buffers.at(4));
     require(count > 0 && steps > 0 && buffers.size() == 5, "greedy steps of nothing");
-    require(int64_t(positions.size()) == count && int64_t(past.size()) == count && int64_t(tables.shape(0)) == count &&
-                int64_t(ends.size()) == count, "arguments disagree on the number of sequences");
+    require(int64_t(positions.size()) == count && int64_t(past.size()) == count && int64_t(ends.size()) == count,
+            "arguments disagree on the number of sequences");
     require(vocabulary > 0 && vocabulary <= logits_width && vocabulary <= embed.vocabulary, "vocabulary");
-    layers.check_memory(memory);
     layers.check_rotary(count, regime, lengths);
     const bool on_read = layers.rotates_on_read();
     fp::Greedy run;
+    run.cache.sequences = count;
+    run.cache.past = past.data();
+    set_cache(run.cache, layers.groups, tables, memories, [&](int64_t) { return steps; });
     if (regime) run.regime.assign(regime->data(), regime->data() + count);
     if (lengths) run.lengths.assign(lengths->data(), lengths->data() + count);
     for (int64_t s = 0; s < count; ++s) {
-      int64_t id = ids.data()[s], position = positions.data()[s], context = past.data()[s] + steps;
+      int64_t id = ids.data()[s], position = positions.data()[s];
       require(id >= 0 && id < embed.vocabulary, "a token id is out of range");
       require(position >= 0 && (!embed.position_rows || position + steps <= embed.position_rows),
               "a position is out of range");
-      require(past.data()[s] >= 0 && context <= blocks * fp::kPage, "a block table is too short");
-      for (int64_t b = 0; b < (context + fp::kPage - 1) / fp::kPage; ++b) memory.check(tables.data()[s * blocks + b]);
       require(!on_read || position == past.data()[s],
               "dynamic rotary frequencies need positions that are the cache's slots");
       require(!lengths || lengths->data()[s] == 0 || lengths->data()[s] > past.data()[s],
@@ -556,10 +522,6 @@ NB_MODULE(_native, m) {
       run.past.push_back(past.data()[s]);
       run.ends.emplace_back(ends[size_t(s)].data(), ends[size_t(s)].data() + ends[size_t(s)].size());
     }
-    run.tables = tables.data();
-    run.table_stride = blocks;
-    run.pool = memory.region.data();
-    run.block_bytes = memory.block_bytes;
     run.width = width;
     run.logits_width = logits_width;
     run.vocabulary = vocabulary;
@@ -572,7 +534,7 @@ NB_MODULE(_native, m) {
     auto tokens = new_array<int32_t>(done);
     std::copy_n(run.tokens.data(), done, tokens.data());
     return nb::make_tuple(tokens, run.seconds[0], run.seconds[1], run.seconds[2]);
-  }, "embed"_a, "layers"_a, "project"_a, "buffers"_a, "ids"_a, "positions"_a, "past"_a, "tables"_a, "memory"_a, "steps"_a,
+  }, "embed"_a, "layers"_a, "project"_a, "buffers"_a, "ids"_a, "positions"_a, "past"_a, "tables"_a, "memories"_a, "steps"_a,
      "vocabulary"_a, "ends"_a, "timed"_a, "regime"_a.none() = nb::none(), "lengths"_a.none() = nb::none(),
      "Up to `steps` steps of the likeliest token, step by step for all sequences: int32 [steps done * sequences], and "
      "the seconds of the three stages.");

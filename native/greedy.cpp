@@ -22,7 +22,7 @@ void Greedy::run(Program& embed, Program& layers, Program& project, int64_t step
     seconds[number] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   for (int64_t done = 0; done < steps; ++done) {
-    Step step;
+    Step step = cache;
     step.rows = step.sequences = count;
     step.ids = ids.data();
     step.positions = positions.data();
@@ -30,10 +30,6 @@ void Greedy::run(Program& embed, Program& layers, Program& project, int64_t step
     step.past = past.data();
     step.regime = regime.empty() ? nullptr : regime.data();
     step.lengths = lengths.empty() ? nullptr : lengths.data();
-    step.tables = tables;
-    step.table_stride = table_stride;
-    step.pool = pool;
-    step.block_bytes = block_bytes;
     step.longest_context = *std::max_element(past.begin(), past.end()) + 1;
     step.last_position = *std::max_element(positions.begin(), positions.end());
     stage(0, embed, step, {{buffers[0], hidden.data()}});

@@ -15,10 +15,7 @@ struct Greedy {
   std::vector<int32_t> ids, positions, past;  // of each sequence, advanced by run()
   std::vector<int32_t> regime, lengths;       // see Step; empty = none. Lengths advance, a regime stays
   std::vector<std::vector<int32_t>> ends;     // tokens that end each sequence: run() returns after one
-  const int32_t* tables = nullptr;
-  int64_t table_stride = 0;
-  uint8_t* pool = nullptr;
-  int64_t block_bytes = 0;
+  Step cache;                                 // what is the same in every step: memory and block tables
   int64_t width = 0, logits_width = 0, vocabulary = 0;
   std::vector<int> buffers;  // embed out; layers in, out; project in, out
 

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <new>
 
 #include "kernels.h"
@@ -29,8 +28,6 @@ Region::Region(int64_t bytes, bool huge) : bytes_(bytes) {
 }
 
 Region::~Region() { munmap(mapping_, size_t(mapped_)); }
-
-void Region::clear(int64_t offset, int64_t bytes) { std::memset(data_ + offset, 0, size_t(bytes)); }
 
 void release_pages(const uint8_t* data, int64_t bytes) {
   int64_t page = sysconf(_SC_PAGESIZE);

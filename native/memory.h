@@ -13,8 +13,6 @@ class Region {
   Region& operator=(const Region&) = delete;
   uint8_t* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Zeroes [offset, offset + bytes).
-  void clear(int64_t offset, int64_t bytes);
 
  private:
   uint8_t* data_;
@@ -23,7 +21,8 @@ class Region {
   int64_t mapped_;
 };
 
-// Drops the pages of a file mapping that lie inside [data, data + bytes); they are read again when touched.
+// Drops the pages of a mapping that lie inside [data, data + bytes). Touched again, those of a file are read anew and
+// others are zero.
 void release_pages(const uint8_t* data, int64_t bytes);
 
 }  // namespace fp

@@ -180,12 +180,13 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
     case OpKind::Attention: {
       Attention a = op.attention;
       if (op.rotary) a.turns = op.rotary->turns();
-      a.pool = step.pool;
-      a.block_bytes = step.block_bytes;
+      const CacheGroup& group = step.groups[size_t(op.group)];
+      a.pool = group.pool;
+      a.block_bytes = group.block_bytes;
       a.sequences = step.sequences;
       a.starts = step.starts;
       a.past = step.past;
-      a.tables = step.tables;
+      a.tables = group.tables;
       a.table_stride = step.table_stride;
       a.positions = step.positions;
       a.qkv = buffer(op.in);

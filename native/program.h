@@ -48,8 +48,16 @@ struct Op {
   Mode mode = Mode::Store;
   Act act = Act::None;
   Attention attention{};
+  int group = 0;  // whose memory the attention's layer lies in
   RotaryTable* rotary = nullptr;
   double seconds = 0;
+};
+
+// The blocks of the layers that see equally far, and each sequence's: tables [sequences][Step::table_stride].
+struct CacheGroup {
+  uint8_t* pool = nullptr;
+  int64_t block_bytes = 0;
+  const int32_t* tables = nullptr;
 };
 
 // What one run works on. Pointers are borrowed for the call.
@@ -61,10 +69,8 @@ struct Step {
   int64_t sequences = 0;
   const int32_t* starts = nullptr;
   const int32_t* past = nullptr;
-  const int32_t* tables = nullptr;
+  std::vector<CacheGroup> groups;
   int64_t table_stride = 0;
-  uint8_t* pool = nullptr;
-  int64_t block_bytes = 0;
   const int32_t* regime = nullptr;   // [sequences], 0 or 1: which of two lists of rotary frequencies; null = all 0
   const int32_t* lengths = nullptr;  // [sequences]: the length that dynamic frequencies follow, 0 = plain; null = all 0
   int64_t longest_context = 0;

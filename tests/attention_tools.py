@@ -87,7 +87,7 @@ class Runner:
         positions = np.concatenate([np.arange(p, p + n) for p, n in zip(past, counts, strict=True)]).astype(np.int32)
         qkv = np.concatenate([rows for rows, _, _ in parts])
         out = np.full((len(qkv), self.heads.heads * self.heads.dim), np.nan, np.float32)
-        self.program.run(len(qkv), None, positions, None, starts, past, tables, cache.memory,
+        self.program.run(len(qkv), None, positions, None, starts, past, tables[None], [cache.memory],
                          [(self.qkv, qkv), (self.out, out)], False, *(None if a is None else np.array(a, np.int32)
                                                                       for a in (regime, lengths)))
         return np.split(out, starts[1:-1])

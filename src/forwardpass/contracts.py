@@ -100,14 +100,20 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What stage 3 needs to know of the KV cache: where each sequence's blocks lie.
+    """What stage 3 needs to know of the KV cache: where each sequence's blocks lie, and how its positions are rotated.
 
-    past:   int32 [sequences], positions already computed
-    tables: int32 [sequences, blocks], block numbers in order of position (-1 = none)
+    past:    int32 [sequences], positions already computed
+    tables:  int32 [groups, sequences, blocks], block numbers in order of position, for each group of layers (see
+             models/cache_groups.py); -1 = none.  [sequences, blocks]: the same numbers in every group
+    regime:  int32 [sequences], 1 = rotated by the long frequencies of longrope
+    lengths: int32 [sequences], the number of tokens that dynamic NTK factors follow
+    Both are read only by models that have such factors. None = those of a text that ends with its new rows.
     """
 
     past: np.ndarray
     tables: np.ndarray
+    regime: np.ndarray | None = None
+    lengths: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

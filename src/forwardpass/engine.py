@@ -17,12 +17,13 @@ from time import perf_counter
 
 import numpy as np
 
-from forwardpass.cache.blocks import BlockPool, blocks_for
 from forwardpass.cache.prefix import PrefixCache
-from forwardpass.contracts import PAGE, CacheView, Completion, Packed, Piece
+from forwardpass.cache.tables import KvCache
+from forwardpass.contracts import Completion, Piece
 from forwardpass.decoding.params import SamplingParams, TokenFacts
 from forwardpass.errors import CapacityError, ForwardpassError, ParameterError
-from forwardpass.scheduler.scheduler import Scheduler, Sequence, Work
+from forwardpass.scheduler.arrays import packed_plan
+from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler, Sequence, Work
 from forwardpass.scheduler.turns import Turns
 from forwardpass.stages.decode import decode
 from forwardpass.stages.embed import embed
@@ -82,7 +83,8 @@ class _NoText:
 
 
 class Engine:
-    """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: KV blocks of 64 positions at most.
+    """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: the KV cache's size, in blocks of 64
+    positions of all layers. Groups of layers share its bytes, so that more texts fit where layers see only a window.
 
     steps: how many were computed;  last: those of the newest call of step(), each as (new tokens, positions cached
     before) of each sequence, and the number of rows that became logits.
@@ -92,10 +94,10 @@ class Engine:
         self.network = network
         self.facts = facts
         self.tokenizer = tokenizer
-        self.memory, blocks = _memory(network, blocks)
-        self.pool = BlockPool(self.memory, blocks)
-        self.prefixes = PrefixCache(self.pool)
-        self.scheduler = Scheduler(self.pool, self.prefixes)
+        self.memory, size = _memory(network, blocks)
+        self.cache = KvCache(self.memory, [group.window for group in network.groups], size, STEP_TOKENS)
+        self.prefixes = PrefixCache(self.cache)
+        self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes)
         self.steps = 0
         self.last: list[tuple[list[tuple[int, int]], int]] = []
         self.run_ahead_s = RUN_AHEAD_S
@@ -108,9 +110,7 @@ class Engine:
     def add(self, prompt_ids: list[int], params: SamplingParams, started: float | None = None) -> Request:
         """Queue a request. Raises CapacityError if its text can never fit into the cache."""
         longest = len(prompt_ids) + params.max_new_tokens - 1  # the last token is chosen, never computed
-        if blocks_for(longest) > self.pool.size:
-            raise CapacityError(f"the request needs {longest} positions of KV cache; the engine has room for "
-                                f"{self.pool.size * PAGE}; shorten the prompt or lower max_new_tokens")
+        self._check_room(longest, "request", "shorten the prompt or lower max_new_tokens")
         if params.stop and self.tokenizer is None:
             raise ParameterError("stop strings need the model's tokenizer; this model has none: use stop_token_ids")
         choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i,
@@ -176,9 +176,7 @@ class Engine:
 
         Running requests give up their blocks where there are not enough free ones, and are computed again later.
         """
-        if blocks_for(len(ids)) > self.pool.size:
-            raise CapacityError(f"the text needs {len(ids)} positions of KV cache; the engine has room for "
-                                f"{self.pool.size * PAGE}; shorten the text")
+        self._check_room(len(ids), "text", "shorten the text")
         sequence = Sequence(list(ids))
         with self._turn():
             try:
@@ -204,6 +202,11 @@ class Engine:
             self._leaving.extend({id(r): r for r, _ in self._owners.values()}.values())
             self._end_leaving()
             self.prefixes.clear()
+
+    def _check_room(self, positions: int, what: str, advice: str) -> None:
+        if self.cache.need(positions) > self.cache.size:
+            raise CapacityError(f"the {what} needs {positions} positions of KV cache; the engine has room for "
+                                f"{self.cache.room(positions)}; {advice}")
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -279,7 +282,7 @@ class Engine:
 
     def _hidden(self, plan: list[Work], seconds: dict[str, float] | None = None):
         """Stages 2 and 3 for a plan."""
-        packed, cache = _arrays(plan)
+        packed, cache = packed_plan(plan, self.network.regimes)
         start = perf_counter()
         hidden = embed(self.network, packed)
         middle = perf_counter()
@@ -305,11 +308,11 @@ class Engine:
 
     def _run_ahead(self, plan: list[Work], steps: int) -> tuple[np.ndarray, dict[str, float]]:
         """Tokens int32 [steps done, sequences], at least one step, and seconds by stage."""
-        packed, cache = _arrays(plan)
+        packed, cache = packed_plan(plan, self.network.regimes)
         owners = [self._owners[id(work.sequence)] for work in plan]
         ends = [np.fromiter(request.choices[i].end_ids, np.int32) for request, i in owners]
-        tokens, seconds = self.network.greedy_steps(packed.token_ids, packed.positions, cache.past, cache.tables,
-                                                    self.memory, steps, self.facts.vocab_size, ends)
+        tokens, seconds = self.network.greedy_steps(packed.token_ids, packed.positions, cache, self.memory, steps,
+                                                    self.facts.vocab_size, ends)
         done = len(tokens)
         if done == 0:  # logits that are not numbers: stage 5 has the words for it
             raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for "
@@ -386,35 +389,15 @@ class Engine:
         request.ended = perf_counter()
 
 
-def _memory(network, blocks: int):
-    """(KV memory, its blocks): fewer than asked for where the system grants no address space for so many."""
+def _memory(network, blocks: int) -> tuple[list, int]:
+    """(KV memory of each group, bytes of all together): fewer blocks than asked for where the system grants no address
+    space for so many. Each group has addresses for the whole, since any of them may come to need it."""
+    each = network.block_bytes()
     while True:
+        size = blocks * sum(each)
         try:
-            return network.kv_memory(blocks), blocks
+            return network.kv_memory([size // one for one in each]), size
         except MemoryError:
             if blocks == 1:
                 raise CapacityError("there is no memory for a single KV block; free some memory") from None
             blocks = -(-blocks // 2)
-
-
-def _arrays(plan: list[Work]) -> tuple[Packed, CacheView]:
-    """The plan as stage 2 and 3 read it. Slot and position are the same number: texts are computed from their start."""
-    if len(plan) == 1:  # one sequence is the common case when decoding: the short path saves 1% of a small model's step
-        sequence, count = plan[0].sequence, plan[0].count
-        begin = sequence.computed
-        ids = np.array(sequence.tokens[begin : begin + count], np.int32)
-        positions = np.arange(begin, begin + count, dtype=np.int32)
-        starts, past = np.array([0, count], np.int32), np.array([begin], np.int32)
-        return Packed(ids, positions, starts), CacheView(past, np.array([sequence.blocks], np.int32))
-    counts = [work.count for work in plan]
-    ids, positions = np.empty(sum(counts), np.int32), np.empty(sum(counts), np.int32)
-    starts = np.zeros(len(plan) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    past = np.array([work.sequence.computed for work in plan], np.int32)
-    tables = np.full((len(plan), max(len(work.sequence.blocks) for work in plan)), -1, np.int32)
-    for i, work in enumerate(plan):
-        sequence, begin = work.sequence, work.sequence.computed
-        ids[starts[i] : starts[i + 1]] = sequence.tokens[begin : begin + work.count]
-        positions[starts[i] : starts[i + 1]] = np.arange(begin, begin + work.count)
-        tables[i, : len(sequence.blocks)] = sequence.blocks
-    return Packed(ids, positions, starts), CacheView(past, tables)

@@ -1,4 +1,4 @@
-"""Kept texts: a hit is exactly the longest common beginning, and every block comes back."""
+"""Kept texts: a hit is exactly the longest common beginning that is still there, and every block comes back."""
 
 import random
 
@@ -6,180 +6,219 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forwardpass.cache.blocks import BlockPool, blocks_for
+from forwardpass.cache.blocks import blocks_for
 from forwardpass.cache.prefix import MAX_TEXTS, PrefixCache
 from forwardpass.contracts import PAGE
+from forwardpass.models.regimes import Regime
+from token_cache import BLOCK_BYTES, TokenCache
+
+PLAIN = Regime()
 
 
-class Memory:
-    """Blocks that remember the tokens computed into them, as real ones remember keys and values."""
+class Kept:
+    """A prefix cache with its blocks; `run` computes a text as a request does, from what it finds."""
 
-    def __init__(self):
-        self.blocks = {}
+    def __init__(self, blocks=64, windows=(0,)):
+        self.cache = TokenCache(blocks, windows)
+        self.prefixes = PrefixCache(self.cache)
 
-    def clear(self, block):
-        self.blocks[block] = []
+    def match(self, tokens, limit=None, regime=PLAIN):
+        """Length of the hit; what it gave is checked and given back."""
+        length, tables = self.prefixes.match(tokens, len(tokens) - 1 if limit is None else limit, regime)
+        self.cache.check(tables, tokens, length)
+        self.cache.release(tables)
+        return length
 
-    def copy(self, source, target):
-        self.blocks[target] = list(self.blocks[source])
+    def run(self, tokens, step=40, regime=PLAIN):
+        """Compute a text and keep it; how many positions were there already."""
+        found, tables = self.prefixes.match(tokens, len(tokens) - 1, regime)
+        for computed in range(found, len(tokens), step):
+            end = min(computed + step, len(tokens))
+            while not self.cache.grow(tables, computed, end):
+                assert self.prefixes.drop_oldest()
+            self.cache.compute(tables, tokens, computed, end)
+        self.prefixes.keep(tokens, tables, regime)
+        return found
 
-    def write(self, tokens, blocks):
-        for i, block in enumerate(blocks):
-            self.blocks[block] = list(tokens[i * PAGE : (i + 1) * PAGE])
+    def used(self):
+        return self.cache.used()
 
-    def read(self, blocks, length):
-        return [token for block in blocks for token in self.blocks[block]][:length]
-
-
-class Cache:
-    """A prefix cache with its pool and memory."""
-
-    def __init__(self, blocks=64):
-        self.memory = Memory()
-        self.pool = BlockPool(self.memory, blocks)
-        self.prefixes = PrefixCache(self.pool)
-
-    def compute(self, tokens):
-        """Blocks as a sequence that computed `tokens` holds them."""
-        blocks = [self.pool.take() for _ in range(blocks_for(len(tokens)))]
-        self.memory.write(tokens, blocks)
-        return blocks
-
-    def keep(self, tokens):
-        self.prefixes.keep(tokens, self.compute(tokens))
-
-    def give_back(self, blocks):
-        for block in blocks:
-            self.pool.give_back(block)
+    def texts(self):
+        return [kept.tables for kept in self.prefixes._texts.values()]
 
 
 @pytest.fixture
-def cache():
-    return Cache()
+def kept():
+    return Kept()
 
 
 @pytest.mark.parametrize("same", [0, 1, 63, 64, 65, 128, 200])
-def test_a_hit_is_the_common_beginning(cache, same):
-    kept = list(range(200))
-    cache.keep(kept)
-    length, blocks = cache.prefixes.match(kept[:same] + [999] * 50, same + 49)
-    assert length == same and len(blocks) == blocks_for(same)
-    assert cache.memory.read(blocks, length) == kept[:same]
+def test_a_hit_is_the_common_beginning(kept, same):
+    tokens = list(range(200))
+    kept.run(tokens)
+    assert kept.match(tokens[:same] + [999] * 50) == same
 
 
-def test_at_most_limit_positions(cache):
-    cache.keep(list(range(130)))
-    length, blocks = cache.prefixes.match(list(range(130)), 129)
-    assert (length, len(blocks)) == (129, 3)
-    assert cache.prefixes.match([0], 0) == (0, [])
+def test_at_most_limit_positions(kept):
+    kept.run(list(range(130)))
+    assert kept.match(list(range(130)), 129) == 129
+    assert kept.match([0], 0) == 0
 
 
-def test_whole_blocks_are_shared_and_a_part_is_copied(cache):
+def test_whole_blocks_are_shared_and_a_part_is_copied(kept):
     tokens = list(range(100))
-    original = cache.compute(tokens)
-    cache.prefixes.keep(tokens, list(original))
-    _, blocks = cache.prefixes.match(tokens, 99)
-    assert blocks[0] == original[0] and blocks[1] not in original
-    cache.memory.blocks[blocks[1]][40:] = [7] * 24  # whoever got the copy goes on writing into it
-    assert cache.memory.read(original, 100) == tokens
+    kept.run(tokens)
+    (original,) = kept.texts()[0]
+    length, (table,) = kept.prefixes.match(tokens, 99, PLAIN)
+    assert length == 99 and table.blocks[0] == original.blocks[0] and table.blocks[1] != original.blocks[1]
+    kept.cache.compute([table], tokens[:90] + [7] * 20, 90, 110)  # whoever got the copy goes on writing into it
+    kept.cache.check([original], tokens, 100)
 
 
 def test_without_room_for_the_copy_whole_blocks_are_shared():
-    cache = Cache(blocks=2)
-    cache.keep(list(range(100)))
-    length, blocks = cache.prefixes.match(list(range(100)), 99)
-    assert (length, len(blocks)) == (64, 1)
+    kept = Kept(blocks=2)
+    kept.run(list(range(100)))
+    assert kept.match(list(range(100))) == 64
 
 
-def test_the_same_middle_after_another_beginning_is_no_hit(cache):
+def test_the_same_middle_after_another_beginning_is_no_hit(kept):
     middle = list(range(1000, 1064))
-    cache.keep([1] * PAGE + middle)
-    assert cache.prefixes.match([2] * PAGE + middle + [5], 128) == (0, [])
+    kept.run([1] * PAGE + middle)
+    assert kept.match([2] * PAGE + middle + [5]) == 0
 
 
-def test_tokens_decide_and_no_hash_does(cache, monkeypatch):
+def test_tokens_decide_and_no_hash_does(kept):
     """Kin of KVC-01: texts that any weak hash confuses (sums, permutations, a difference in one place)."""
     rng = random.Random(3)
-    texts = [[rng.randrange(3) for _ in range(rng.randrange(1, 150))] for _ in range(200)]
-    for tokens in texts:
-        length, blocks = cache.prefixes.match(tokens, len(tokens) - 1)
-        assert cache.memory.read(blocks, length) == tokens[:length]
-        cache.give_back(blocks)
-        while cache.pool.free < blocks_for(len(tokens)):
-            assert cache.prefixes.drop_oldest()
-        cache.keep(tokens)
-    cache.prefixes.clear()
-    assert cache.pool.free == cache.pool.size
+    for _ in range(200):
+        kept.run([rng.randrange(3) for _ in range(rng.randrange(1, 150))])
+        kept.cache.check_holders(kept.texts())
+    kept.prefixes.clear()
+    assert kept.cache.free == kept.cache.size
 
 
-def test_the_least_recently_used_is_dropped_first(cache):
-    cache.keep([1] * 70)
-    cache.keep([2] * 70)
-    cache.give_back(cache.prefixes.match([1] * 70, 69)[1])
-    cache.prefixes.drop_oldest()
-    assert cache.prefixes.match([2] * 70, 69) == (0, [])
-    assert cache.prefixes.match([1] * 70, 69)[0] == 69
+def test_the_least_recently_used_is_dropped_first(kept):
+    kept.run([1] * 70)
+    kept.run([2] * 70)
+    kept.match([1] * 70)
+    kept.prefixes.drop_oldest()
+    assert (kept.match([2] * 70), kept.match([1] * 70)) == (0, 69)
 
 
-def test_dropping_a_text_leaves_its_blocks_with_those_who_hold_them(cache):
-    cache.keep(list(range(64)))
-    _, blocks = cache.prefixes.match([*range(64), 9], 64)
-    cache.prefixes.clear()
-    assert cache.memory.read(blocks, 64) == list(range(64)) and cache.pool.free == cache.pool.size - 1
-    cache.give_back(blocks)
-    assert cache.pool.free == cache.pool.size
+def test_dropping_a_text_leaves_its_blocks_with_those_who_hold_them(kept):
+    kept.run(list(range(64)))
+    _, tables = kept.prefixes.match([*range(64), 9], 64, PLAIN)
+    kept.prefixes.clear()
+    kept.cache.check(tables, list(range(64)), 64)
+    assert kept.used() == [1]
+    kept.cache.release(tables)
+    assert kept.cache.free == kept.cache.size
 
 
-def test_a_text_replaces_those_it_begins_with(cache):
+def test_a_text_replaces_those_it_begins_with(kept):
     """The turns of one chat take the place of one text, and the same prompt a hundred times that of one."""
     turns = [list(range(n)) for n in (10, 64, 70, 150)]
-    for tokens in turns:
-        cache.keep(tokens)
-    assert cache.pool.size - cache.pool.free == blocks_for(150)
-    for tokens in reversed(turns):
-        cache.keep(tokens)
-    assert cache.pool.size - cache.pool.free == blocks_for(150)
-    assert cache.prefixes.match(list(range(151)), 150)[0] == 150
+    for tokens in [*turns, *reversed(turns)]:
+        kept.run(tokens)
+    assert kept.used() == [blocks_for(150)] and len(kept.texts()) == 1
+    assert kept.match(list(range(151))) == 150
 
 
 def test_bounded_number_of_texts():
-    cache = Cache(blocks=2 * MAX_TEXTS)
+    kept = Kept(blocks=2 * MAX_TEXTS)
     for i in range(MAX_TEXTS + 5):
-        cache.keep([i, 1, 2])
-    assert cache.pool.size - cache.pool.free == MAX_TEXTS
-    assert cache.prefixes.match([0, 1, 2], 2) == (0, [])
+        kept.run([i, 1, 2])
+    assert kept.used() == [MAX_TEXTS] and kept.match([0, 1, 2]) == 0
 
 
-def test_reclaimable_counts_what_dropping_everything_frees(cache):
-    cache.keep(list(range(200)))
-    cache.keep([9] * 64)
-    _, held = cache.prefixes.match(list(range(128)), 128)
-    before = cache.pool.free
-    assert cache.prefixes.reclaimable() == 3
-    cache.prefixes.clear()
-    assert cache.pool.free == before + 3
-    cache.give_back(held)
+def test_reclaimable_counts_what_dropping_everything_frees(kept):
+    kept.run(list(range(200)))
+    kept.run([9] * 64)
+    _, held = kept.prefixes.match(list(range(129)), 128, PLAIN)
+    before = kept.cache.free
+    assert kept.prefixes.reclaimable() == 3 * BLOCK_BYTES
+    kept.prefixes.clear()
+    assert kept.cache.free == before + 3 * BLOCK_BYTES
+    kept.cache.release(held)
 
 
-TEXTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=150), max_size=12)
+def test_texts_of_another_regime_are_no_match(kept):
+    """Tokens alike, keys not: other rotary factors."""
+    tokens = list(range(100))
+    long, dynamic = Regime(long=True), Regime(base=100)
+    kept.run(tokens)
+    assert [kept.match(tokens, regime=one) for one in (long, dynamic)] == [0, 0]
+    for one in (long, dynamic):
+        kept.run(tokens, regime=one)
+    assert [kept.match(tokens, regime=one) for one in (PLAIN, long, dynamic, Regime(base=101))] == [99, 99, 99, 0]
+    assert len(kept.texts()) == 3
 
 
-@settings(max_examples=40, deadline=None)
-@given(TEXTS, st.integers(3, 12))
-def test_reuse_gives_what_computing_gives(texts, blocks):
-    cache = Cache(blocks)
-    for tokens in texts:
-        length, held = cache.prefixes.match(tokens, len(tokens) - 1)
-        assert length < len(tokens) and len(held) == blocks_for(length)
-        assert cache.memory.read(held, length) == tokens[:length]
-        while len(held) < blocks_for(len(tokens)):
-            block = cache.pool.take()
-            if block is None:
-                assert cache.prefixes.drop_oldest()
-            else:
-                held.append(block)
-        for i in range(length // PAGE, len(held)):  # the first `length` positions are there; the rest is computed
-            cache.memory.write(tokens[i * PAGE : (i + 1) * PAGE], held[i : i + 1])
-        cache.prefixes.keep(tokens, held)
-    cache.prefixes.clear()
-    assert cache.pool.free == blocks
+# ---- windows
+
+
+def test_a_window_that_moved_past_the_common_beginning_is_no_match():
+    """300 tokens with a window of 100: blocks from position 192 on are kept, which serve rows from position 291 on."""
+    kept = Kept(windows=(100,))
+    tokens = list(range(300))
+    kept.run(tokens, step=1)
+    assert kept.texts()[0][0].first == 3
+    assert [kept.match(tokens[:n] + [999]) for n in (300, 299, 291)] == [300, 299, 291]
+    assert [kept.match(tokens[:n] + [999]) for n in (290, 200, 64, 12)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("windows", [(8, 0), (0, 8), (100, 8, 0), (8, 100)])
+def test_the_smallest_window_decides(windows):
+    kept = Kept(windows=windows)
+    tokens = list(range(200))
+    kept.run(tokens, step=1)
+    assert kept.match(tokens[:199] + [999]) == 199
+    assert kept.match(tokens[:120] + [999]) == 0  # the window of 8 begins at 192 there
+    assert kept.match(tokens) == 199
+
+
+def test_a_second_turn_goes_on_where_the_first_ended():
+    kept = Kept(windows=(50, 0))
+    first = list(range(500))
+    kept.run(first, step=1)
+    assert kept.run([*first, *range(1000, 1300)]) == 500
+    assert kept.run([*first, 7, 8, 9]) == 500  # the first turn is kept beside the second: its window is another
+    kept.prefixes.clear()
+    assert kept.cache.free == kept.cache.size
+
+
+def test_a_shorter_text_that_holds_more_of_its_window_is_the_one_used():
+    kept = Kept(windows=(64,))
+    tokens = list(range(400))
+    kept.run(tokens[:200], step=1)
+    kept.run(tokens, step=1)
+    assert len(kept.texts()) == 2
+    assert kept.match(tokens[:200] + [999]) == 200 and kept.match([*tokens, 999]) == 400
+
+
+def test_a_copy_without_room_falls_back_only_to_what_is_held():
+    """Whole blocks are shared without the copy if the window before them is there; else there is no hit."""
+    for window, hit in ((0, 128), (64, 128), (10, 0)):
+        kept = Kept(blocks=4, windows=(window,))
+        tokens = list(range(160))
+        kept.run(tokens, step=1)
+        other = kept.cache.empty()
+        while kept.cache.free:
+            assert kept.cache.grow(other, 0, PAGE * (other[0].end + 1))
+        assert kept.match([*tokens, 1]) == hit
+
+
+WINDOWS = st.lists(st.sampled_from([0, 1, 8, 64, 100]), min_size=1, max_size=3)
+TEXTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 300), st.integers(0, 1), st.integers(0, 80)), max_size=14)
+
+
+@settings(max_examples=80, deadline=None)
+@given(WINDOWS, TEXTS, st.integers(8, 30), st.sampled_from([1, 7, 64, 500]))
+def test_reuse_gives_what_computing_gives(windows, texts, blocks, step):
+    """Whatever is found is this text's, in every group (TokenCache checks each read): A A B B, forks, second turns."""
+    kept = Kept(blocks, tuple(windows))
+    for beginning, same, tail, more in texts:
+        kept.run([beginning] * same + [10 + tail] * more, step)
+        kept.cache.check_holders(kept.texts())
+    kept.prefixes.clear()
+    assert kept.cache.free == kept.cache.size

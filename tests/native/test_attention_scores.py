@@ -112,7 +112,7 @@ def test_a_t5_table(bidirectional):
     rows, cache = texts(heads, [300])[0], Cache(heads, "float32")
     got = np.empty((300, 48), np.float32)
     program.run(300, starts=np.array([0, 300], np.int32), past=np.zeros(1, np.int32),
-                tables=np.array([cache.table(300)], np.int32), memory=cache.memory, bound=[(qkv, rows), (out, got)])
+                tables=np.array([[cache.table(300)]], np.int32), memory=[cache.memory], bound=[(qkv, rows), (out, got)])
     q, k, v = rows.astype(np.float64).reshape(300, 3, 3, 16).transpose(1, 2, 0, 3)
     relative = np.arange(300)[None] - np.arange(300)[:, None]
     scores = q @ k.transpose(0, 2, 1) + bias[:, np.clip(relative, -128, 128) + 128]

@@ -189,7 +189,7 @@ class Tiny:
         """Tokens of `count` steps of two sequences from nothing on."""
         zero = np.zeros(2, np.int32)
         tokens, _ = self.backend.greedy_steps(self.stages, np.array([1, 2], np.int32), zero, zero,
-                                              np.array(blocks, np.int32), cache.memory, count, self.vocab,
+                                              np.array([blocks], np.int32), [cache.memory], count, self.vocab,
                                               [np.array([], np.int32)] * 2, **per_sequence)
         return tokens.tolist()
 
@@ -202,7 +202,7 @@ class Tiny:
             logits = np.empty((2, self.vocab), np.float32)
             embed.program.run(2, ids=ids, bound=[(embed.out, hidden)])
             layers.program.run(2, positions=position, starts=np.arange(3, dtype=np.int32), past=position,
-                               tables=np.array(blocks, np.int32), memory=cache.memory,
+                               tables=np.array([blocks], np.int32), memory=[cache.memory],
                                bound=[(layers.source, hidden), (layers.out, final)], **per_step(step))
             project.program.run(2, wanted=np.arange(2, dtype=np.int32),
                                 bound=[(project.source, final), (project.out, logits)])
@@ -251,7 +251,7 @@ def test_wrong_arguments_are_refused():
     cache = Cache(heads, "float32")
     with pytest.raises(ValueError, match="slots"):
         program.run(10, None, np.arange(1, 11, dtype=np.int32), None, np.array([0, 10], np.int32),
-                    np.zeros(1, np.int32), np.array([cache.table(10)], np.int32), cache.memory,
+                    np.zeros(1, np.int32), np.array([[cache.table(10)]], np.int32), [cache.memory],
                     [(qkv, rows), (out, np.empty((10, 64), np.float32))], False)
     plain = rotary_table(heads)
     with pytest.raises(ValueError, match="do not depend"):

@@ -131,13 +131,13 @@ class NativeProgram:
                             normalise, _ACTIVATIONS[activation], _MODES[mode], scale, label)
 
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary,
-                  alibi=None, softcap=0.0, relative_bias=None, label):
+                  alibi=None, softcap=0.0, relative_bias=None, group=0, label):
         slopes = None if alibi is None else np.array(alibi, np.float32)
         bias = None if relative_bias is None else padded_bias(relative_bias)
         self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
-                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label)
+                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label, group)
 
-    def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=None,
+    def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=(),
             bound=(), regime=None, lengths=None):
         self.native.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed, regime,
                         lengths)

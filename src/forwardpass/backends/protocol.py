@@ -86,8 +86,11 @@ class Program(Protocol):
     def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
                   scale: float, window: int, kv_dtype: str, rotary: Any | None,
                   alibi: Sequence[float] | None = None, softcap: float = 0.0,
-                  relative_bias: np.ndarray | None = None, label: str) -> None:
+                  relative_bias: np.ndarray | None = None, group: int = 0, label: str) -> None:
         """Rotate q and k, append k and v to the cache, attend causally to what each row may see.
+
+        Keys and values lie in the memory of `group`, the layer-th of its layers. Groups are numbered in order of their
+        first layers.
 
         Scores change in this order. softcap: to softcap * tanh(score / softcap), 0 = not;  alibi: by slope * (key's
         position - query's), a slope for each query head;  relative_bias: by what float32 [num_heads, 2 n + 1] has for
@@ -96,11 +99,13 @@ class Program(Protocol):
 
     def run(self, rows: int, *, ids: np.ndarray | None = None, positions: np.ndarray | None = None,
             wanted: np.ndarray | None = None, starts: np.ndarray | None = None, past: np.ndarray | None = None,
-            tables: np.ndarray | None = None, memory: Any | None = None,
+            tables: np.ndarray | None = None, memory: Sequence[Any] = (),
             bound: Sequence[tuple[int, np.ndarray]] = (), regime: np.ndarray | None = None,
             lengths: np.ndarray | None = None) -> None:
         """bound: (buffer, float32 [rows, width]) pairs that the caller owns. Index arrays are int32.
 
+        memory: the KV memory of each group;  tables: int32 [groups, sequences, blocks], block numbers in order of
+        position. Those that no row can see any more may be -1: they are not read.
         regime: for each sequence 0 (also if absent) or 1, the rotary encoding's long frequencies.  lengths: for each
         sequence the length that dynamic frequencies follow, at least what it has after this run; 0 (also if absent) =
         the plain ones.
@@ -128,15 +133,17 @@ class Backend(Protocol):
         """
 
     def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> Any:
-        """Address space for cache blocks; has clear(block), copy(from, to), blocks and block_bytes."""
+        """Address space for cache blocks of so many layers; has blocks, block_bytes, clear(block), copy(from, to) and
+        release(block), which gives a block's memory back to the system: clear it before it is used again."""
 
     def greedy_steps(self, stages: Sequence[Any], ids: np.ndarray, positions: np.ndarray, past: np.ndarray,
-                     tables: np.ndarray, memory: Any, steps: int, vocab_size: int,
+                     tables: np.ndarray, memory: Sequence[Any], steps: int, vocab_size: int,
                      ends: Sequence[np.ndarray], regime: np.ndarray | None = None,
                      lengths: np.ndarray | None = None) -> tuple[np.ndarray, Sequence[float]]:
         """Up to `steps` decode steps of the likeliest of the first vocab_size tokens, for all sequences together.
 
-        stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  ends: each
+        stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  tables, memory: as
+        `Program.run` takes them, with blocks for all steps;  ends: each
         sequence's end tokens;  regime, lengths: as `Program.run` takes them, for the first step. Lengths grow by one a
         step, a regime stays: the caller must not ask for steps beyond its switch. Stops after a step with an end token
         and before one whose logits are not numbers. Returns int32 [steps done, sequences] and the seconds of the three

@@ -6,85 +6,94 @@ never changes an answer. Kept texts are dropped, the least recently used first, 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from forwardpass.cache.blocks import BlockPool
+from forwardpass.cache.tables import KvCache, Table
 from forwardpass.contracts import PAGE
+from forwardpass.models.regimes import Regime
 
 MAX_TEXTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    tokens: np.ndarray
+    tables: list[Table]
+    regime: Regime
+
+    def replaces(self, other: _Kept) -> bool:
+        """Whether this text serves every request that the other one can serve."""
+        n = other.tokens.size
+        return (self.regime == other.regime and self.tokens.size >= n and np.array_equal(self.tokens[:n], other.tokens)
+                and all(mine.first <= its.first for mine, its in zip(self.tables, other.tables, strict=True)))
 
 
 class PrefixCache:
     """Keeps blocks held on behalf of texts that are done."""
 
-    def __init__(self, pool: BlockPool):
-        self._pool = pool
-        self._texts: OrderedDict[int, tuple[np.ndarray, list[int]]] = OrderedDict()
+    def __init__(self, cache: KvCache):
+        self._cache = cache
+        self._texts: OrderedDict[int, _Kept] = OrderedDict()
         self._next = 0
 
-    def keep(self, tokens: Sequence[int], blocks: list[int]) -> None:
-        """Takes over the caller's hold on `blocks`, which cover exactly the positions of `tokens`."""
-        new = np.asarray(tokens, np.int32)
-        for number, (kept, _) in list(self._texts.items()):
-            if kept.size >= new.size and np.array_equal(kept[: new.size], new):  # nothing that is not kept already
+    def keep(self, tokens: Sequence[int], tables: list[Table], regime: Regime) -> None:
+        """Takes over the caller's hold on the blocks of `tables`, which end with the last of `tokens`."""
+        new = _Kept(np.asarray(tokens, np.int32), tables, regime)
+        for number, kept in list(self._texts.items()):
+            if kept.replaces(new):
                 self._texts.move_to_end(number)
-                self._give_back(blocks)
+                self._cache.release(tables)
                 return
-            if kept.size < new.size and np.array_equal(kept, new[: kept.size]):  # an earlier turn of the same chat
-                self._give_back(self._texts.pop(number)[1])
+            if new.replaces(kept):  # an earlier turn of the same chat
+                self._cache.release(self._texts.pop(number).tables)
         while len(self._texts) >= MAX_TEXTS:
             self.drop_oldest()
-        self._texts[self._next] = (new, blocks)
+        self._texts[self._next] = new
         self._next += 1
 
     def reclaimable(self) -> int:
-        """Blocks that dropping all kept texts would free: nobody else holds them."""
-        held = Counter(block for _, blocks in self._texts.values() for block in blocks)
-        return sum(self._pool.holders(block) == count for block, count in held.items())
+        """Bytes that dropping all kept texts would free."""
+        return self._cache.held_by(kept.tables for kept in self._texts.values())
 
-    def match(self, tokens: Sequence[int], limit: int) -> tuple[int, list[int]]:
+    def match(self, tokens: Sequence[int], limit: int, regime: Regime) -> tuple[int, list[Table]]:
         """(positions that need no computing, blocks held for them), at most `limit` positions.
 
-        Whole blocks are shared; a block of which only a part matches is copied, if there is room for it.
+        A kept text is used as far as it agrees. It must still hold what the next row sees, in every group: where
+        another window has moved past that, it is of no use, and for fewer positions even less. Whole blocks are shared;
+        blocks of which only a part matches are copied, if there is room for it.
         """
         wanted = np.asarray(tokens[:limit], np.int32)
         best, which = 0, None
-        for number, (kept, _) in self._texts.items():
-            length = min(kept.size, wanted.size)
-            different = np.flatnonzero(kept[:length] != wanted[:length])
+        for number, kept in self._texts.items():
+            if kept.regime != regime:
+                continue
+            length = min(kept.tokens.size, wanted.size)
+            different = np.flatnonzero(kept.tokens[:length] != wanted[:length])
             same = int(different[0]) if different.size else length
-            if same > best:
+            if same > best and self._cache.holds(kept.tables, same):
                 best, which = same, number
         if which is None:
-            return 0, []
+            return 0, self._cache.empty()
         self._texts.move_to_end(which)
-        blocks = self._texts[which][1]
-        whole, rest = divmod(best, PAGE)
-        held = blocks[:whole]
-        for block in held:
-            self._pool.share(block)
-        if rest:
-            copied = self._pool.copy(blocks[whole])
-            if copied is None:
-                return whole * PAGE, held
-            held = [*held, copied]
-        return best, held
+        kept = self._texts[which].tables
+        shared = self._cache.share(kept, best)
+        if shared is None:
+            best = best // PAGE * PAGE
+            shared = self._cache.share(kept, best) if self._cache.holds(kept, best) else None
+        return (0, self._cache.empty()) if shared is None else (best, shared)
 
     def drop_oldest(self) -> bool:
         """Give the least recently used text's blocks back; False if nothing is kept."""
         if not self._texts:
             return False
-        _, (_, blocks) = self._texts.popitem(last=False)
-        self._give_back(blocks)
+        _, kept = self._texts.popitem(last=False)
+        self._cache.release(kept.tables)
         return True
 
     def clear(self) -> None:
         while self.drop_oldest():
             pass
-
-    def _give_back(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self._pool.give_back(block)

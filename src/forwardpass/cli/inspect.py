@@ -120,7 +120,8 @@ def _spec(checkpoint) -> dict:
             "parameters": costs.parameters(spec),
             "weights_bytes": sum(nbytes.values()),
             "kv_bytes_per_position": per_position,
-            "kv_bytes_full_context": {k: n * spec.max_position_embeddings for k, n in per_position.items()},
+            "kv_bytes_full_context": {kind: costs.kv_text_bytes(spec, kind, spec.max_position_embeddings)
+                                      for kind in KV_DTYPES},
             "read_bytes_per_token": step.read,
         },
     }

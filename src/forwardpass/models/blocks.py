@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forwardpass.backends.protocol import NormWeights, Program
+from forwardpass.models.cache_groups import cache_groups, places
 from forwardpass.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotarySpec
 from forwardpass.models.weight_rows import mlp_widths
 
@@ -61,8 +62,9 @@ def record_layers(backend, spec: ModelSpec, weights: Weights, kv_dtype: str) -> 
     program = backend.program()
     hidden, out = program.buffer(spec.hidden_size), program.buffer(spec.hidden_size)
     layers = _Layers(backend, program, hidden, spec.hidden_size, weights, kv_dtype)
+    place = places(cache_groups(spec))
     for i, layer in enumerate(spec.layers):
-        layers.record(i, layer)
+        layers.record(i, layer, *place[i])
     program.norm(hidden, out, weights.norm("final_norm", spec.final_norm), label="norm")
     return Recorded(program, hidden, out)
 
@@ -76,14 +78,15 @@ class _Layers:
         self._buffers: dict[tuple[str, int], int] = {}
         self._rotaries: dict[RotarySpec, Any] = {}
 
-    def record(self, i: int, layer: LayerSpec) -> None:
+    def record(self, i: int, layer: LayerSpec, group: int, number: int) -> None:
+        """Layer i of the model, the number-th of its cache group."""
         at, pre = f"layers.{i}.", layer.order == "pre"
         first = self.weights.norm(at + "attention_norm", layer.attention_norm)
         second = self.weights.norm(at + "mlp_norm", layer.mlp_norm)
         qkv = self._qkv(at, layer.attention, first if pre else None)
         if layer.parallel:  # what reads x must do so before anything is added to it
             inner = self._inner(at, layer, second or first)
-        mixed = self._attention(i, layer.attention, qkv)
+        mixed = self._attention(layer.attention, group, number, qkv)
         self._join(mixed, at + "attention.out", layer, at + "post_attention_norm", layer.post_attention_norm, "out")
         if first and not pre:
             self.program.norm(self.hidden, self.hidden, first, label="out")
@@ -122,12 +125,12 @@ class _Layers:
                                        each=a.qk_norm_shape == "heads", label="qkv")
         return qkv
 
-    def _attention(self, i: int, a: AttentionSpec, qkv: int) -> int:
+    def _attention(self, a: AttentionSpec, group: int, number: int, qkv: int) -> int:
         mixed = self._buffer("mixed", a.num_heads * a.head_dim)
-        self.program.attention(qkv, mixed, layer=i, num_heads=a.num_heads, num_kv_heads=a.num_kv_heads,
-                               head_dim=a.head_dim, scale=a.scale, window=a.window, kv_dtype=self.kv_dtype,
-                               rotary=self._rotary(a.rotary), alibi=a.alibi or None, softcap=a.softcap,
-                               label="attention")
+        self.program.attention(qkv, mixed, layer=number, group=group, num_heads=a.num_heads,
+                               num_kv_heads=a.num_kv_heads, head_dim=a.head_dim, scale=a.scale, window=a.window,
+                               kv_dtype=self.kv_dtype, rotary=self._rotary(a.rotary), alibi=a.alibi or None,
+                               softcap=a.softcap, label="attention")
         return mixed
 
     def _inner(self, at: str, layer: LayerSpec, norm: NormWeights | None) -> int:

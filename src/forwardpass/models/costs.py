@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from forwardpass.models.cache_groups import cache_groups
 from forwardpass.models.spec import LayerSpec, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow, targets
 
@@ -63,10 +64,20 @@ def parameters(spec: ModelSpec) -> int:
 
 
 def kv_position_bytes(spec: ModelSpec, kv_dtype: str) -> int:
-    """Bytes of keys and values that one position takes in all layers. int8 keeps a float32 scale a token and head."""
+    """Bytes of keys and values that one position takes in all layers."""
+    return kv_text_bytes(spec, kv_dtype, 1)
+
+
+def kv_text_bytes(spec: ModelSpec, kv_dtype: str, positions: int) -> int:
+    """Bytes of keys and values that a text of so many positions keeps: all of them, or those of a layer's window."""
+    return sum(len(group.layers) * _kv_layer_bytes(group.num_kv_heads, group.head_dim, kv_dtype)
+               * (min(positions, group.window) if group.window else positions) for group in cache_groups(spec))
+
+
+def _kv_layer_bytes(num_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
+    """Bytes of one position's key and value in one layer. int8 keeps a float32 scale a token and head."""
     scale = 4 if kv_dtype == "int8" else 0
-    return sum(2 * layer.attention.num_kv_heads * (layer.attention.head_dim * KV_BYTES[kv_dtype] + scale)
-               for layer in spec.layers)
+    return 2 * num_kv_heads * (head_dim * KV_BYTES[kv_dtype] + scale)
 
 
 def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int], contexts: Sequence[int],
@@ -155,12 +166,12 @@ def _norm_flops(norm: NormSpec) -> int:
 def _attention(spec: ModelSpec, rows: Sequence[int], contexts: Sequence[int], kv_dtype: str) -> Cost:
     """Scores and weighted values of the keys each row sees (itself and those before, `window` at most)."""
     flops = read = 0
-    distinct: dict[tuple[int, int], int] = {}  # layers of equal heads and window cost the same
+    distinct: dict[tuple[int, int, int], int] = {}  # layers of equal heads and window cost the same
     for layer in spec.layers:
-        key = (layer.attention.num_heads * layer.attention.head_dim, layer.attention.window)
+        a = layer.attention
+        key = a.num_heads * a.head_dim, _kv_layer_bytes(a.num_kv_heads, a.head_dim, kv_dtype), a.window
         distinct[key] = distinct.get(key, 0) + 1
-    per_layer = kv_position_bytes(spec, kv_dtype) // len(spec.layers)
-    for (width, window), layers in distinct.items():
+    for (width, per_layer, window), layers in distinct.items():
         for new, past in zip(rows, contexts, strict=True):
             reach = min(past + new, window + new - 1) if window else past + new
             read += layers * (reach if new else 0) * per_layer

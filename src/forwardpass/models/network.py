@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
+from forwardpass.contracts import CacheView
 from forwardpass.models import blocks
+from forwardpass.models.cache_groups import cache_groups
+from forwardpass.models.regimes import regimes
 from forwardpass.models.spec import ModelSpec
 
 
 class Network:
-    """spec, kv_dtype: what it is;  backend: where it runs."""
+    """spec, kv_dtype: what it is;  backend: where it runs.
+
+    groups: its layers by what they share in the KV cache;  regimes: how its rotary factors follow a text's length.
+    """
 
     def __init__(self, spec: ModelSpec, weights: blocks.Weights, backend, kv_dtype: str):
         self.spec = spec
         self.kv_dtype = kv_dtype
         self.backend = backend
+        self.groups = cache_groups(spec)
+        self.regimes = regimes(spec)
         self._embed = blocks.record_embed(backend, spec, weights)
         self._layers = blocks.record_layers(backend, spec, weights, kv_dtype)
         self._project = blocks.record_project(backend, spec, weights)
 
-    def kv_memory(self, blocks: int):
-        """Address space for `blocks` cache blocks of 64 positions; memory is used when a block is."""
-        attention = self.spec.layers[0].attention
-        return self.backend.kv_memory(self.kv_dtype, len(self.spec.layers), attention.num_kv_heads, attention.head_dim,
-                                      blocks)
+    def kv_memory(self, blocks: int | Sequence[int]) -> list[Any]:
+        """Address space for so many cache blocks of 64 positions, in each group; memory is used when a block is.
+
+        One number is that of every group: then the same block numbers can serve all of them.
+        """
+        each = [blocks] * len(self.groups) if isinstance(blocks, int) else blocks
+        return [self.backend.kv_memory(self.kv_dtype, len(group.layers), group.num_kv_heads, group.head_dim, n)
+                for group, n in zip(self.groups, each, strict=True)]
+
+    def block_bytes(self) -> list[int]:
+        """Bytes of one cache block, by group."""
+        return [memory.block_bytes for memory in self.kv_memory(1)]
 
     def embed(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int32 [tokens] twice -> float32 [tokens, hidden_size]."""
@@ -32,13 +50,14 @@ class Network:
         stage.program.run(ids.size, ids=ids, positions=positions, bound=[(stage.out, hidden)])
         return hidden
 
-    def layers(self, hidden: np.ndarray, positions: np.ndarray, starts: np.ndarray, past: np.ndarray,
-               tables: np.ndarray, memory) -> np.ndarray:
+    def layers(self, hidden: np.ndarray, positions: np.ndarray, starts: np.ndarray, cache: CacheView,
+               memory: Sequence[Any]) -> np.ndarray:
         """All layers and the final norm. Overwrites `hidden`; returns a new float32 [tokens, hidden_size]."""
         out = np.empty_like(hidden)
         stage = self._layers
-        stage.program.run(hidden.shape[0], positions=positions, starts=starts, past=past, tables=tables, memory=memory,
-                          bound=[(stage.source, hidden), (stage.out, out)])
+        stage.program.run(hidden.shape[0], positions=positions, starts=starts, past=cache.past, tables=cache.tables,
+                          memory=memory, bound=[(stage.source, hidden), (stage.out, out)], regime=cache.regime,
+                          lengths=cache.lengths)
         return out
 
     def project(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -48,15 +67,15 @@ class Network:
         stage.program.run(rows.size, wanted=rows, bound=[(stage.source, hidden), (stage.out, logits)])
         return logits
 
-    def greedy_steps(self, ids: np.ndarray, positions: np.ndarray, past: np.ndarray, tables: np.ndarray, memory,
-                     steps: int, vocab_size: int, ends: list[np.ndarray]) -> tuple[np.ndarray, dict[str, float]]:
+    def greedy_steps(self, ids: np.ndarray, positions: np.ndarray, cache: CacheView, memory: Sequence[Any], steps: int,
+                     vocab_size: int, ends: list[np.ndarray]) -> tuple[np.ndarray, dict[str, float]]:
         """Several steps of the three stages with the likeliest token fed back (see backends/protocol.py).
 
         Returns int32 [steps done, sequences] and seconds by stage. The tokens are those of single steps, bit for bit.
         """
         stages = (self._embed, self._layers, self._project)
-        tokens, seconds = self.backend.greedy_steps(stages, ids, positions, past, tables, memory, steps, vocab_size,
-                                                    ends)
+        tokens, seconds = self.backend.greedy_steps(stages, ids, positions, cache.past, cache.tables, memory,
+                                                    steps, vocab_size, ends, cache.regime, cache.lengths)
         return tokens, dict(zip(("embed", "decode", "project"), seconds, strict=True))
 
     def timings(self) -> dict[str, dict[str, float]]:

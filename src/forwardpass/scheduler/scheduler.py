@@ -3,16 +3,17 @@
 A request in its first step is behind by its whole prompt, a running one by the token just chosen. A step takes work of
 requests in order of arrival until its token budget is spent; a long prompt is thereby cut into chunks that share steps
 with everybody's next tokens. Running out of cache blocks is handled here: kept texts are dropped first, then the
-youngest running request gives its blocks up and is computed again later, which changes nothing in its answer.
+youngest running request gives its blocks up and is computed again later, which changes nothing in its answer. A text
+whose growth changes the factors of all its rows is computed again in the same way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forwardpass.cache.blocks import BlockPool, blocks_for
 from forwardpass.cache.prefix import PrefixCache
-from forwardpass.contracts import PAGE
+from forwardpass.cache.tables import KvCache, Table
+from forwardpass.models.regimes import Regime, Regimes
 
 STEP_TOKENS = 512
 """Rows that one step computes at most: enough to fill the matrix units, few enough to keep others' tokens coming."""
@@ -20,14 +21,20 @@ STEP_TOKENS = 512
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One text being computed. tokens: prompt and answer so far;  computed: how many of them are in the cache;
-    reused: how many it found there when it was last started.
+    """One text being computed. tokens: prompt and answer so far;  prompt: how many of them were given;
+    computed: how many are in the cache;  tables: the blocks it holds there, while it runs;
+    regime: what the rows computed so far depend on;  reused: how many it found in the cache when it was last started.
     """
 
     tokens: list[int]
+    prompt: int = 0
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    regime: Regime = Regime()  # noqa: RUF009  immutable
     reused: int = 0
+
+    def __post_init__(self) -> None:
+        self.prompt = self.prompt or len(self.tokens)
 
     @property
     def behind(self) -> int:
@@ -46,10 +53,12 @@ class Work:
 class Scheduler:
     """Sequences wait, run (hold blocks) and end. All methods leave the block counts right, whatever is cancelled."""
 
-    def __init__(self, pool: BlockPool, prefixes: PrefixCache, step_tokens: int = STEP_TOKENS):
-        self.pool = pool
+    def __init__(self, cache: KvCache, prefixes: PrefixCache, step_tokens: int = STEP_TOKENS,
+                 regimes: Regimes = Regimes()):  # noqa: B008  immutable
+        self.cache = cache
         self.prefixes = prefixes
         self.step_tokens = step_tokens
+        self.regimes = regimes
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -59,6 +68,8 @@ class Scheduler:
 
     def plan(self) -> list[Work]:
         """The next step. Empty only if nothing is waiting or running."""
+        for sequence in [s for s in reversed(self.running) if self._regime(s) != s.regime]:
+            self._send_back(sequence)
         budget = self.step_tokens
         work: list[Work] = []
         planned: set[int] = set()
@@ -66,33 +77,31 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: s.behind > 1):
             if budget == 0:
                 break
-            if not sequence.blocks:  # preempted for the sake of an older one
+            if not sequence.behind or not sequence.tables:  # nothing to do; preempted for the sake of an older one
                 continue
-            count = self._make_room(sequence, min(sequence.behind, budget), planned)
-            if count:
-                budget -= count
+            if self._make_room(sequence, planned):
                 planned.add(id(sequence))
-                work.append(Work(sequence, count, count == sequence.behind))
+                budget -= self._take_work(sequence, budget, work)
         while self.waiting and budget:
             sequence = self.waiting[0]
             if not self._start(sequence):
                 break
-            count = min(sequence.behind, budget)
-            budget -= count
-            work.append(Work(sequence, count, count == sequence.behind))
+            budget -= self._take_work(sequence, budget, work)
         return work
 
     def ahead(self, plan: list[Work], steps: int) -> int:
         """How many steps, 1 to `steps`, every sequence of a plan has or gets blocks for; nobody yields any for it.
 
-        More than one only if nobody waits and each sequence of the plan is one token behind.
+        More than one only if nobody waits and each sequence of the plan is one token behind. The rows of all these
+        steps have the factors of the first.
         """
         if self.waiting or any(work.count != 1 or not work.final for work in plan):
             return 1
         for work in plan:
             sequence = work.sequence
-            if not self._grow(sequence, sequence.computed + steps):
-                steps = len(sequence.blocks) * PAGE - sequence.computed
+            steps = self.regimes.ahead(sequence.regime, len(sequence.tokens), sequence.computed, steps)
+            self._grow(sequence, sequence.computed + steps)
+            steps = min(steps, self.cache.covered(sequence.tables) - sequence.computed)
         return steps
 
     def done(self, work: Work) -> None:
@@ -105,31 +114,32 @@ class Scheduler:
             self.waiting.remove(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
-        covered = blocks_for(sequence.computed)
-        for block in sequence.blocks[covered:]:
-            self.pool.give_back(block)
-        held, sequence.blocks = sequence.blocks[:covered], []
-        if keep and held:
-            self.prefixes.keep(sequence.tokens[: sequence.computed], held)
+        if keep and sequence.computed:
+            self.cache.trim(sequence.tables, sequence.computed)
+            self.prefixes.keep(sequence.tokens[: sequence.computed], sequence.tables, sequence.regime)
+            sequence.tables = []
         else:
-            for block in held:
-                self.pool.give_back(block)
+            self._release(sequence)
 
     def reserve(self, sequence: Sequence, positions: int) -> None:
         """Blocks for a sequence that is computed outside of plans, from the youngest running ones if none are free.
 
-        The pool must be large enough for that many positions.
+        The cache must be large enough for that many positions.
         """
+        if not sequence.tables:
+            sequence.tables, sequence.regime = self.cache.empty(), self._regime(sequence)
         while not self._grow(sequence, positions):
             self._preempt(self.running[-1])
 
     def _start(self, sequence: Sequence) -> bool:
         """Move a waiting sequence among the running if its whole text has room beside what is running."""
+        sequence.regime = self._regime(sequence)
         # The last token is always computed: its hidden state is what the next one is chosen from.
-        sequence.computed, sequence.blocks = self.prefixes.match(sequence.tokens, len(sequence.tokens) - 1)
+        limit = len(sequence.tokens) - 1
+        sequence.computed, sequence.tables = self.prefixes.match(sequence.tokens, limit, sequence.regime)
         sequence.reused = sequence.computed
         # Kept texts are dropped only if that is enough.
-        missing = blocks_for(len(sequence.tokens)) - len(sequence.blocks) - self.pool.free
+        missing = self.cache.missing(sequence.tables, sequence.computed, len(sequence.tokens)) - self.cache.free
         if missing > 0 and missing > self.prefixes.reclaimable():
             self._release(sequence)
             return False
@@ -138,51 +148,56 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
+    def _regime(self, sequence: Sequence) -> Regime:
+        return self.regimes.of(len(sequence.tokens), sequence.prompt)
+
+    def _take_work(self, sequence: Sequence, budget: int, work: list[Work]) -> int:
+        """Add the next `budget` rows of a sequence, or as many as a step can, to its work; how many they are."""
+        count = self.regimes.alike(sequence.regime, sequence.computed, min(sequence.behind, budget))
+        work.append(Work(sequence, count, count == sequence.behind))
+        return count
+
     def _grow(self, sequence: Sequence, positions: int) -> bool:
-        while len(sequence.blocks) < blocks_for(positions):
-            block = self.pool.take()
-            while block is None and self.prefixes.drop_oldest():
-                block = self.pool.take()
-            if block is None:
+        while not self.cache.grow(sequence.tables, sequence.computed, positions):
+            if not self.prefixes.drop_oldest():
                 return False
-            sequence.blocks.append(block)
         return True
 
-    def _make_room(self, sequence: Sequence, count: int, planned: set[int]) -> int:
-        """`count` if there are blocks for that many more positions, 0 if the sequence had to yield its own.
+    def _make_room(self, sequence: Sequence, planned: set[int]) -> bool:
+        """Blocks for the tokens of a running sequence; False if it had to yield its own.
 
         The youngest sequence without work in this step yields, which may be the one that asks.
         """
-        while not self._grow(sequence, sequence.computed + count):
+        while not self._grow(sequence, len(sequence.tokens)):
             victim = next(s for s in reversed(self.running) if id(s) not in planned)
             self._preempt(victim)
             if victim is sequence:
-                return 0
-        return count
+                return False
+        return True
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Another continuation of a running sequence: shares its full blocks and owns a copy of the last, if there is
         room for one; otherwise it starts over, waiting, and computes the same values again."""
-        whole = sequence.computed // PAGE
-        last = self.pool.copy(sequence.blocks[whole]) if sequence.computed % PAGE else -1
-        if last is None:
-            twin = Sequence(list(sequence.tokens))
+        twin = Sequence(list(sequence.tokens), sequence.prompt)
+        shared = self.cache.share(sequence.tables, sequence.computed)
+        if shared is None:
             self.waiting.append(twin)
-            return twin
-        held = sequence.blocks[:whole]
-        for block in held:
-            self.pool.share(block)
-        twin = Sequence(list(sequence.tokens), sequence.computed, held + ([last] if last >= 0 else []))
-        self.running.append(twin)
+        else:
+            twin.computed, twin.tables, twin.regime = sequence.computed, shared, sequence.regime
+            self.running.append(twin)
         return twin
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._send_back(sequence)
+        self.preemptions += 1
+
+    def _send_back(self, sequence: Sequence) -> None:
+        """Compute a running sequence from its start, as soon as there is room."""
         self.running.remove(sequence)
         self._release(sequence)
         self.waiting.insert(0, sequence)
-        self.preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        for block in sequence.blocks:
-            self.pool.give_back(block)
-        sequence.blocks, sequence.computed, sequence.reused = [], 0, 0
+        if sequence.tables:
+            self.cache.release(sequence.tables)
+        sequence.tables, sequence.computed, sequence.reused = [], 0, 0

@@ -282,6 +282,5 @@ class Model:
 
 
 def _kv_blocks(network) -> int:
-    """Blocks that fit into half of the memory that is free now. Only those in use take memory."""
-    one = network.kv_memory(1).block_bytes
-    return max(1, int(config.available_memory() * KV_SHARE) // one)
+    """Blocks of all layers that fit into half of the memory that is free now. Only those in use take memory."""
+    return max(1, int(config.available_memory() * KV_SHARE) // sum(network.block_bytes()))

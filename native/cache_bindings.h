@@ -1,0 +1,80 @@
+// The KV cache as Python holds it, and the check of everything that leads into its memory.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "arrays.h"
+#include "memory.h"
+#include "program.h"
+
+namespace fp_python {
+
+// Memory for the blocks of one group of layers: address space for all, real memory for those in use.
+struct PyKvMemory {
+  PyKvMemory(int kv_type, int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t blocks)
+      : layout{fp::KvType(kv_type), kv_heads, head_dim},
+        layers(layers),
+        blocks(blocks),
+        block_bytes(fp::round_up(layers * kv_heads * layout.head_bytes(), 64)),
+        region(block_bytes * blocks, true) {}
+  fp::KvLayout layout;
+  int64_t layers, blocks, block_bytes;
+  fp::Region region;
+
+  bool has(int64_t block) const { return block >= 0 && block < blocks; }
+  uint8_t* data(int64_t block) const {
+    require(has(block), "no such KV block");
+    return region.data() + block * block_bytes;
+  }
+};
+
+// What the layers of one group that a program records ask of its memory. window: the positions that they see, 0 = all.
+struct CacheUse {
+  fp::KvLayout layout;
+  int64_t layers, window;
+
+  void join(const fp::Attention& a) {
+    require(layout.type == a.layout.type && layout.kv_heads == a.layout.kv_heads && layout.head_dim == a.layout.head_dim,
+            "the layers of a group have one layout");
+    layers = std::max(layers, a.layer + 1);
+    window = window && a.window ? std::max(window, a.window) : 0;
+  }
+  void check(const PyKvMemory& memory) const {
+    require(layers <= memory.layers, "the cache has too few layers");
+    require(layout.type == memory.layout.type && layout.kv_heads == memory.layout.kv_heads &&
+                layout.head_dim == memory.layout.head_dim, "the cache has another layout");
+  }
+  // The first page that the row at position `past`, or any later one, sees.
+  int64_t first_page(int64_t past) const { return window ? std::max<int64_t>(0, past - window + 1) / fp::kPage : 0; }
+};
+
+// Gives a step its memories and block tables, [groups][sequences][pages]. Pages that no row sees any more may be -1; all
+// others must be there, up to the last of rows_of(s) new rows.
+template <class RowsOf>
+void set_cache(fp::Step& step, const std::vector<CacheUse>& uses, const Ints3& tables,
+               const std::vector<PyKvMemory*>& memories, RowsOf rows_of) {
+  require(memories.size() == uses.size() && tables.shape(0) == uses.size(),
+          "there must be one memory and one block table for each group of layers");
+  require(int64_t(tables.shape(1)) == step.sequences, "cache arguments disagree on the number of sequences");
+  step.table_stride = int64_t(tables.shape(2));
+  for (size_t g = 0; g < uses.size(); ++g) {
+    require(memories[g] != nullptr, "a cache memory is missing");
+    uses[g].check(*memories[g]);
+    step.groups.push_back({memories[g]->region.data(), memories[g]->block_bytes,
+                           tables.data() + int64_t(g) * step.sequences * step.table_stride});
+  }
+  for (int64_t s = 0; s < step.sequences; ++s) {
+    const int64_t past = step.past[s], rows = rows_of(s), pages = (past + rows + fp::kPage - 1) / fp::kPage;
+    require(past >= 0 && rows > 0, "an empty sequence");
+    require(pages <= step.table_stride, "a block table is too short");
+    for (size_t g = 0; g < uses.size(); ++g) {
+      const int32_t* table = step.groups[g].tables + s * step.table_stride;
+      const int64_t first = uses[g].first_page(past);
+      for (int64_t page = 0; page < pages; ++page)
+        require(memories[g]->has(table[page]) || (page < first && table[page] == -1), "no such KV block");
+    }
+    step.longest_context = std::max(step.longest_context, past + rows);
+  }
+}
+
+}  // namespace fp_python

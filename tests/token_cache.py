@@ -1,0 +1,71 @@
+"""A KV cache whose memory keeps tokens instead of keys and values, and a forward pass that checks what it reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from forwardpass.cache.tables import KvCache
+from forwardpass.contracts import PAGE
+
+BLOCK_BYTES = 10
+
+
+class Memory:
+    """Blocks that remember the tokens computed into them."""
+
+    def __init__(self, blocks, block_bytes=BLOCK_BYTES):
+        self.blocks, self.block_bytes = blocks, block_bytes
+        self.slots = {}
+
+    def clear(self, block):
+        self.slots[block] = {}
+
+    def copy(self, source, target):
+        self.slots[target] = dict(self.slots[source])
+
+    def release(self, block):
+        self.slots.pop(block, None)
+
+
+class TokenCache(KvCache):
+    """blocks: of each group, if all hold as many;  windows: of each group, 0 = none."""
+
+    def __init__(self, blocks, windows=(0,), step_tokens=512):
+        size = blocks * len(windows) * BLOCK_BYTES
+        self.memories = [Memory(size // BLOCK_BYTES) for _ in windows]
+        self.windows = windows
+        super().__init__(self.memories, windows, size, step_tokens)
+        self.pools = self.budget.pools
+
+    def compute(self, tables, tokens, begin, end):
+        """Positions begin to end of a text, as a step does: what it sees must be there and be this text's."""
+        for pool, memory, window, table in zip(self.pools, self.memories, self.windows, tables, strict=True):
+            for position in range(begin, end):
+                block = table.blocks[position // PAGE - table.first]
+                assert pool.holders(block) == 1, "a shared block would be written"
+                memory.slots.setdefault(block, {})[position % PAGE] = tokens[position]
+            self._read(memory, table, tokens, max(0, begin - window + 1) if window else 0, end)
+
+    def check(self, tables, tokens, position):
+        """What a row at `position` would see of the positions before it."""
+        for memory, window, table in zip(self.memories, self.windows, tables, strict=True):
+            self._read(memory, table, tokens, max(0, position - window + 1) if window else 0, position)
+
+    @staticmethod
+    def _read(memory, table, tokens, begin, end):
+        for position in range(begin, end):
+            assert position // PAGE >= table.first, "a block that was given back would be read"
+            block = table.blocks[position // PAGE - table.first]
+            assert memory.slots[block][position % PAGE] == tokens[position], "a block holds another text"
+
+    def used(self):
+        """Blocks that somebody holds, by group."""
+        return [sum(pool.holders(block) > 0 for block in range(pool.size)) for pool in self.pools]
+
+    def check_holders(self, texts):
+        """The holders of every block are exactly the tables that name it."""
+        for g, pool in enumerate(self.pools):
+            held = Counter(block for tables in texts for block in tables[g].blocks)
+            assert all(len(set(tables[g].blocks)) == len(tables[g].blocks) for tables in texts)
+            assert all(pool.holders(block) == held[block] for block in range(pool.size))
+        assert self.size - self.free == sum(self.used()) * BLOCK_BYTES
