@@ -163,8 +163,8 @@ def test_a_window_that_moved_past_the_common_beginning_is_no_match():
     tokens = list(range(300))
     kept.run(tokens, step=1)
     assert kept.texts()[0][0].first == 3
-    assert [kept.match(tokens[:n] + [999]) for n in (300, 299, 291)] == [300, 299, 291]
-    assert [kept.match(tokens[:n] + [999]) for n in (290, 200, 64, 12)] == [0, 0, 0, 0]
+    assert [kept.match([*tokens[:n], 999]) for n in (300, 299, 291)] == [300, 299, 291]
+    assert [kept.match([*tokens[:n], 999]) for n in (290, 200, 64, 12)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("windows", [(8, 0), (0, 8), (100, 8, 0), (8, 100)])
@@ -172,8 +172,8 @@ def test_the_smallest_window_decides(windows):
     kept = Kept(windows=windows)
     tokens = list(range(200))
     kept.run(tokens, step=1)
-    assert kept.match(tokens[:199] + [999]) == 199
-    assert kept.match(tokens[:120] + [999]) == 0  # the window of 8 begins at 192 there
+    assert kept.match([*tokens[:199], 999]) == 199
+    assert kept.match([*tokens[:120], 999]) == 0  # the window of 8 begins at 192 there
     assert kept.match(tokens) == 199
 
 
@@ -193,7 +193,7 @@ def test_a_shorter_text_that_holds_more_of_its_window_is_the_one_used():
     kept.run(tokens[:200], step=1)
     kept.run(tokens, step=1)
     assert len(kept.texts()) == 2
-    assert kept.match(tokens[:200] + [999]) == 200 and kept.match([*tokens, 999]) == 400
+    assert kept.match([*tokens[:200], 999]) == 200 and kept.match([*tokens, 999]) == 400
 
 
 def test_a_copy_without_room_falls_back_only_to_what_is_held():

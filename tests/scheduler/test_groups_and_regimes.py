@@ -9,9 +9,6 @@ from forwardpass.scheduler.scheduler import Sequence
 from scheduler_bench import Bench
 
 
-# ---- windows
-
-
 def grow_to(bench, sequence, length):
     """Answer until the text has `length` tokens; the number of blocks in use, by group, after each step."""
     used = []

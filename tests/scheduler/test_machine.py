@@ -1,5 +1,5 @@
-"""Any order of requests, forks, cancellations, preemptions and interrupts: every block is accounted for at every moment,
-and every position that is read holds the text's own token under its own factors."""
+"""Any order of requests, forks, cancellations, preemptions and interrupts: every block is always accounted for.
+Every position that is read holds the text's own token, computed under its own factors."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

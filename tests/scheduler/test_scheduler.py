@@ -2,7 +2,6 @@
 
 import pytest
 
-from forwardpass.contracts import PAGE
 from forwardpass.scheduler.scheduler import Sequence
 from scheduler_bench import Bench
 

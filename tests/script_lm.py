@@ -1,0 +1,177 @@
+"""An engine over a network whose logits are a function of the whole text, which it reads back through the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from forwardpass.contracts import PAGE
+from forwardpass.decoding.params import TokenFacts, from_user
+from forwardpass.engine import Engine
+from forwardpass.models.regimes import Regimes
+
+VOCAB, EOS = 64, 63
+FACTS = TokenFacts(VOCAB, end_ids=(EOS,))
+
+
+class Letters:
+    """One letter a token."""
+
+    decodes_bytes = True
+    drops_first_space = ""
+    special_ids = frozenset({EOS})
+
+    def token_bytes(self, token_id):
+        return b"</s>" if token_id == EOS else bytes([48 + token_id])
+
+    def decode(self, ids, skip_special_tokens=False):
+        return b"".join(map(self.token_bytes, ids)).decode()
+
+
+class Memory:
+    """Every slot keeps the token computed into it, and the rotary factors of its row."""
+
+    block_bytes = 10
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+        self.slots = np.full((blocks, PAGE, 2), -1)
+
+    def clear(self, block):
+        self.slots[block] = -1
+
+    def copy(self, source, target):
+        self.slots[target] = self.slots[source]
+
+    def release(self, block):
+        self.slots[block] = -1
+
+
+class ScriptLM:
+    """logits = f(all tokens so far that some layer sees), read back through the block tables. before: called in every
+    step. windows: of its groups of layers, 0 = none;  regimes: what its factors follow."""
+
+    def __init__(self, f, max_positions=4096, windows=(0,), regimes=None):
+        self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions)
+        self.groups = [SimpleNamespace(window=window) for window in windows]
+        self.regimes = regimes or Regimes()
+        self.f, self.before = f, lambda: None
+
+    def block_bytes(self):
+        return [Memory.block_bytes] * len(self.groups)
+
+    def kv_memory(self, blocks):
+        return [Memory(each) for each in blocks]
+
+    def embed(self, ids, positions):
+        return ids.astype(np.float32)[:, None]
+
+    def layers(self, hidden, positions, starts, cache, memory):
+        self.before()
+        self.texts = []
+        for s, begin in enumerate(cache.past):
+            rows = hidden[starts[s] : starts[s + 1], 0].astype(int)
+            assert positions[starts[s] : starts[s + 1]].tolist() == list(range(begin, begin + len(rows)))
+            factor = next((int(one[s]) for one in (cache.regime, cache.lengths) if one is not None), 0)
+            for i, token in enumerate(rows, start=int(begin)):
+                for group, table in zip(memory, cache.tables[:, s], strict=True):
+                    group.slots[table[i // PAGE], i % PAGE] = token, factor
+            for end in range(int(begin) + 1, int(begin) + len(rows) + 1):
+                seen = [self._seen(group, kind.window, table, end)
+                        for group, kind, table in zip(memory, self.groups, cache.tables[:, s], strict=True)]
+                longest = max(seen, key=len)
+                assert all(longest[-len(one) :] == one for one in seen)
+                self.texts.append(longest)
+        return np.arange(len(self.texts), dtype=np.float32)[:, None]
+
+    def _seen(self, memory, window, table, end):
+        """The tokens before `end` that a layer sees; their rows must have had the factors that go with the last one."""
+        at = np.arange(max(0, end - window) if window else 0, end)
+        assert (table[at // PAGE] >= 0).all()
+        tokens, factors = memory.slots[table[at // PAGE], at % PAGE].T
+        assert (tokens >= 0).all()
+        if self.regimes.trained:  # each of the text up to itself, or of the whole prompt
+            assert at[0] > 0 or (factors == np.maximum(factors[0], at + 1)).all()
+        else:
+            assert (factors == factors[-1]).all()
+        return tokens.tolist()
+
+    def project(self, hidden, rows):
+        out = np.zeros((rows.size, VOCAB), np.float32)
+        for row, index in enumerate(hidden[rows, 0].astype(int)):
+            wanted = self.f(self.texts[index])
+            out[row] = wanted if isinstance(wanted, np.ndarray) else 9.0 * (np.arange(VOCAB) == wanted)
+        return out
+
+    def greedy_steps(self, ids, positions, cache, memory, steps, vocab_size, ends):
+        """Step by step what the three stages do, as the contract of the real one says."""
+        chosen, rows = [], np.arange(ids.size, dtype=np.int32)
+        for i in range(steps):
+            hidden = self.embed(ids, positions + i)
+            starts = np.arange(ids.size + 1, dtype=np.int32)
+            hidden = self.layers(hidden, positions + i, starts, replace(cache, past=cache.past + i), memory)
+            logits = self.project(hidden, rows)[:, :vocab_size]
+            if not np.isfinite(logits.max(axis=1)).all():
+                break
+            ids = logits.argmax(axis=1).astype(np.int32)
+            chosen.append(ids)
+            if any(token in end for token, end in zip(ids, ends, strict=True)):
+                break
+        return np.array(chosen, np.int32).reshape(-1, ids.size), dict.fromkeys(("embed", "decode", "project"), 1e-4)
+
+
+def mixed(text):
+    """A next token that depends on every token before it, and never ends the answer."""
+    return hash(tuple(text)) % EOS
+
+
+def noisy(text):
+    """A row of logits that depends on every token before it."""
+    return np.random.default_rng(hash(tuple(text)) & 0xFFFF).normal(0, 2, VOCAB).astype(np.float32)
+
+
+def make(f=mixed, blocks=100, ahead=0.0, **kinds):
+    """An engine that runs step by step; ahead: seconds it may run ahead of Python; kinds: of ScriptLM."""
+    engine = Engine(ScriptLM(f, **kinds), FACTS, Letters(), blocks)
+    engine.run_ahead_s = ahead
+    return engine
+
+
+def params(**given):
+    return from_user(None, {"max_new_tokens": 20, **given}, vocab_size=VOCAB)
+
+
+def start(engine, prompt=(1, 2, 3), **given):
+    return engine.add(list(prompt), params(**given))
+
+
+def alone(prompt, f=mixed, **given):
+    """What a request gives on a fresh engine."""
+    engine = make(f)
+    request = start(engine, prompt, **given)
+    engine.run([request])
+    return [one.token_ids for one in request.completions()]
+
+
+def idle(engine):
+    """Nothing is left behind: all blocks are free or kept, and no request is known."""
+    engine.prefixes.clear()
+    assert engine.cache.free == engine.cache.size
+    assert not engine._owners and not engine.scheduler.running and not engine.scheduler.waiting
+    return True
+
+
+def usable(engine):
+    request = start(engine, [5, 6], max_new_tokens=3)
+    engine.run([request])
+    assert request.completions()[0].token_ids == alone([5, 6], max_new_tokens=3)[0]
+    return idle(engine)
+
+
+def usable_with(engine, f):
+    request = start(engine, [5, 6], max_new_tokens=3)
+    engine.run([request])
+    assert [request.completions()[0].token_ids] == alone([5, 6], f, max_new_tokens=3)
+    return idle(engine)
