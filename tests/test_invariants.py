@@ -1,9 +1,10 @@
 """The same answer every time, with ==: however requests are batched, cut, cached, preempted, threaded and interleaved,
-and whatever instruction set runs. On tiny models of every family and number format; test_real_invariants.py repeats it
-on real weights."""
+and whatever instruction set runs. On tiny models of every family, number format and kind of window, and in
+test_real_invariants.py on real weights."""
 
 import itertools
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ import forwardpass
 import tiny_gguf
 import tiny_models
 from forwardpass import _native
+from forwardpass.cache.blocks import blocks_for
 from forwardpass.contracts import CacheView
 from forwardpass.decoding import sampler
 from forwardpass.engine import Engine
+from forwardpass.models import costs, registry
 from forwardpass.stages.decode import decode
 from forwardpass.stages.embed import embed
 from forwardpass.stages.preprocess import pack, pad
@@ -31,6 +34,11 @@ GREEDY = {"max_new_tokens": 9, "eos_token_id": [], "logprobs": 3}
 MODELS = ["llama", "qwen2-tied", "gpt2", "Q4_1", "Q5_1", "Q8_0", "F16"]
 CASES = [(name, dtype, kv) for (name, dtype), kv in zip(
     [*itertools.product(MODELS[:3], DTYPES), *itertools.product(MODELS[3:], ["auto"])], itertools.cycle(KV_DTYPES))]
+# The windows of the llama's two layers, and the dtype and kv_dtype that each is tested with.
+WINDOWS = {"windows-40": (40, 40), "windows-0-40": (0, 40), "windows-70-8": (70, 8)}
+WINDOWED = [(name, dtype, kv) for name, dtype, kv in zip(WINDOWS, ("auto", "int4", "float32"), KV_DTYPES[::-1],
+                                                         strict=True)]
+CASES += WINDOWED
 ALL_CASES = [*CASES, ("llama", "auto", "int8"), ("llama", "int4", "int8"), ("gpt2", "float32", "float32"),
              ("llama", "float32", "float32")]
 
@@ -41,6 +49,7 @@ def path(tmp_path_factory):
     made = {}
 
     def get(name):
+        name = "llama" if name in WINDOWS else name
         if name not in made:
             directory = tmp_path_factory.mktemp(name)
             if name in tiny_models.CASES:
@@ -55,14 +64,32 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def load(path):
+def fresh(path):
+    """fresh(name, dtype, kv_dtype, **options) -> an open model; the caller closes it."""
+    def get(name, dtype, kv_dtype, **options):
+        with pytest.MonkeyPatch.context() as patch:
+            if name in WINDOWS:
+                read = registry.read
+                patch.setattr(registry, "read", lambda *given: with_windows(read(*given), WINDOWS[name]))
+            return forwardpass.load(path(name), dtype=dtype, kv_dtype=kv_dtype, **options)
+
+    return get
+
+
+def with_windows(checkpoint, windows):
+    layers = tuple(replace(layer, attention=replace(layer.attention, window=window))
+                   for layer, window in zip(checkpoint.spec.layers, windows, strict=True))
+    return replace(checkpoint, spec=replace(checkpoint.spec, layers=layers))
+
+
+@pytest.fixture(scope="module")
+def load(fresh):
     """load(name, dtype, kv_dtype) -> an open model, one for each combination."""
     models = {}
 
     def get(*case):
         if case not in models:
-            name, dtype, kv_dtype = case
-            models[case] = forwardpass.load(path(name), dtype=dtype, kv_dtype=kv_dtype)
+            models[case] = fresh(*case)
         return models[case]
 
     yield get
@@ -92,11 +119,11 @@ def use_engine(model, monkeypatch, blocks):
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids="-".join)
-def test_every_isa_equals_scalar(case, path, monkeypatch):
+def test_every_isa_equals_scalar(case, fresh, monkeypatch):
     results = {}
     for isa in ISAS:
         monkeypatch.setenv("FORWARDPASS_ISA", isa)
-        with forwardpass.load(path(case[0]), dtype=case[1], kv_dtype=case[2]) as model:
+        with fresh(*case) as model:
             assert model.network._layers.program.native.isa == isa
             results[isa] = model.logits(PROMPTS[6]), [facts(one) for one in model.generate(PROMPTS[1:4], **GREEDY)]
     assert np.isfinite(results["scalar"][0]).all()
@@ -106,10 +133,10 @@ def test_every_isa_equals_scalar(case, path, monkeypatch):
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids="-".join)
-def test_threads_change_nothing(case, path):
+def test_threads_change_nothing(case, fresh):
     results = []
     for threads in (1, 2):
-        with forwardpass.load(path(case[0]), dtype=case[1], kv_dtype=case[2], threads=threads) as model:
+        with fresh(*case, threads=threads) as model:
             results.append((model.logits(PROMPTS[7]), [facts(one) for one in model.generate(PROMPTS[:5], **GREEDY)]))
     assert np.array_equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
 
@@ -169,7 +196,7 @@ def test_a_prefix_hit_changes_nothing(case, load, monkeypatch):
     model.engine.prefixes.clear()
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[11], CASES[15]], ids="-".join)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[11], CASES[15], *WINDOWED], ids="-".join)
 @pytest.mark.parametrize("step_tokens", [512, 20])
 def test_preemption_changes_nothing(case, step_tokens, load, monkeypatch):
     model = load(*case)
@@ -181,10 +208,10 @@ def test_preemption_changes_nothing(case, step_tokens, load, monkeypatch):
         assert [facts(one) for one in model.generate(PROMPTS[:6], **GREEDY | params)] == expected
         assert engine.scheduler.preemptions > 0
         engine.prefixes.clear()
-        assert engine.pool.free == blocks
+        assert engine.cache.free == engine.cache.size
 
 
-@pytest.mark.parametrize("case", CASES[:3], ids="-".join)
+@pytest.mark.parametrize("case", [*CASES[:3], *WINDOWED], ids="-".join)
 @pytest.mark.parametrize("blocks", [100, 4])
 def test_several_choices(case, blocks, load, monkeypatch):
     """Choice 0 is the answer to n = 1; every choice has the log-probabilities of its own text; few blocks or many."""
@@ -202,10 +229,10 @@ def test_several_choices(case, blocks, load, monkeypatch):
         for row, token, logprob in zip(rows, one.token_ids, one.logprobs, strict=False):
             assert sampler.logprobs(row, token, 0, tiny_models.VOCABULARY)[0] == logprob
     engine.prefixes.clear()
-    assert engine.pool.free == blocks
+    assert engine.cache.free == engine.cache.size
 
 
-@pytest.mark.parametrize("case", CASES[:3], ids="-".join)
+@pytest.mark.parametrize("case", [*CASES[:3], WINDOWED[1]], ids="-".join)
 def test_streams_from_several_threads(case, load):
     model = load(*case)
     params = GREEDY | {"max_new_tokens": 30}
@@ -243,7 +270,7 @@ def test_a_cancelled_stream_changes_nothing_for_others(load):
     model = load(*CASES[0])
     expected = alone(model)
     model.engine.prefixes.clear()
-    free = model.engine.pool.free
+    free = model.engine.cache.free
     leaving = model.stream(PROMPTS[7], **GREEDY | {"max_new_tokens": 50})
     staying = model.stream(PROMPTS[5], **GREEDY)
     next(leaving), next(staying), next(leaving)
@@ -252,7 +279,7 @@ def test_a_cancelled_stream_changes_nothing_for_others(load):
     assert facts(staying.completion) == expected[5]
     assert leaving.completion.finish_reason == "cancelled"
     model.engine.prefixes.clear()
-    assert model.engine.pool.free == free
+    assert model.engine.cache.free == free
 
 
 def stages(model, tokens):
@@ -282,3 +309,41 @@ def test_padding_changes_nothing(case, load):
             assert padded.attention_mask.sum() == len(logits) < padded.input_ids.size
             for one, other in zip(stages(model, padded), (hidden, logits), strict=True):
                 assert np.array_equal(one, other), (side, options)
+
+
+@pytest.mark.parametrize("case", WINDOWED, ids="-".join)
+def test_windows_cold_cached_and_grown_past(case, load):
+    """A A B B, beginnings, second turns and answers longer than every window: each equals a cold run."""
+    model = load(*case)
+    a, b = PROMPTS[7], PROMPTS[6] + PROMPTS[5]
+    prompts = [a, a, b, b, a[:20], a[:12], a, a + PROMPTS[5], b[:90], a[:129], b]
+    news = itertools.cycle((5, 45, 1))
+    for prompt, new in zip(prompts, news, strict=False):
+        warm = facts(model.generate(prompt, **GREEDY | {"max_new_tokens": new}))
+        follow = [*prompt, *warm[0], 5, 6]
+        second = facts(model.generate(follow, **GREEDY))
+        with pytest.MonkeyPatch.context() as patch:
+            use_engine(model, patch, 20)
+            assert facts(model.generate(prompt, **GREEDY | {"max_new_tokens": new})) == warm
+            model.engine.prefixes.clear()
+            assert facts(model.generate(follow, **GREEDY)) == second
+    model.engine.prefixes.clear()
+    assert model.engine.cache.free == model.engine.cache.size
+
+
+@pytest.mark.parametrize("case", WINDOWED, ids="-".join)
+def test_windows_hold_what_costs_say(case, load, monkeypatch):
+    """Bytes in use while a text grows: those of its visible positions, up to a block at either end of each window."""
+    model = load(*case)
+    engine = use_engine(model, monkeypatch, 20)
+    engine.run_ahead_s = 0.0
+    each = model.network.block_bytes()
+    stream = model.stream(PROMPTS[5], **GREEDY | {"max_new_tokens": 180})
+    for length, _ in enumerate(stream, start=len(PROMPTS[5])):
+        if length > 80 and not stream._request.done:
+            used = engine.cache.size - engine.cache.free
+            pages = [blocks_for(min(length, window + 126) if window else length) for window in
+                     (group.window for group in model.network.groups)]
+            assert used <= sum(one * n for one, n in zip(each, pages, strict=True))
+            assert used >= costs.kv_text_bytes(model.spec, model.kv_dtype, length)
+    assert engine.cache.need(10**6) >= costs.kv_text_bytes(model.spec, model.kv_dtype, 10**6)
