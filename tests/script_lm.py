@@ -93,6 +93,7 @@ class ScriptLM:
         tokens, factors = memory.slots[table[at // PAGE], at % PAGE].T
         assert (tokens >= 0).all()
         if self.regimes.trained:  # each of the text up to itself, or of the whole prompt
+            factors = np.maximum(factors, self.regimes.trained)
             assert at[0] > 0 or (factors == np.maximum(factors[0], at + 1)).all()
         else:
             assert (factors == factors[-1]).all()
@@ -111,7 +112,8 @@ class ScriptLM:
         for i in range(steps):
             hidden = self.embed(ids, positions + i)
             starts = np.arange(ids.size + 1, dtype=np.int32)
-            hidden = self.layers(hidden, positions + i, starts, replace(cache, past=cache.past + i), memory)
+            now = replace(cache, past=cache.past + i, lengths=None if cache.lengths is None else cache.lengths + i)
+            hidden = self.layers(hidden, positions + i, starts, now, memory)
             logits = self.project(hidden, rows)[:, :vocab_size]
             if not np.isfinite(logits.max(axis=1)).all():
                 break

@@ -143,9 +143,8 @@ class Backend(Protocol):
         """Up to `steps` decode steps of the likeliest of the first vocab_size tokens, for all sequences together.
 
         stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  tables, memory: as
-        `Program.run` takes them, with blocks for all steps;  ends: each
-        sequence's end tokens;  regime, lengths: as `Program.run` takes them, for the first step. Lengths grow by one a
-        step, a regime stays: the caller must not ask for steps beyond its switch. Stops after a step with an end token
-        and before one whose logits are not numbers. Returns int32 [steps done, sequences] and the seconds of the three
-        stages.
+        `Program.run` takes them, with blocks for all steps;  ends: each sequence's end tokens;  regime, lengths: as
+        `Program.run` takes them, for the first step. Lengths grow by one a step, a regime stays: the caller must not
+        ask for steps beyond its switch. Stops after a step with an end token and before one whose logits are not
+        numbers. Returns int32 [steps done, sequences] and the seconds of the three stages.
         """

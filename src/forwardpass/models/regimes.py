@@ -40,11 +40,9 @@ class Regimes:
         """How many of the next `rows` rows have the same factors: what one step may compute of a text."""
         return min(rows, max(1, regime.base - computed)) if self.trained else rows
 
-    def ahead(self, regime: Regime, length: int, computed: int, steps: int) -> int:
-        """How many of the next `steps` tokens of a text of `length` tokens need no other factors than the next one."""
-        if self.switch and not regime.long:
-            steps = min(steps, self.switch - length + 1)
-        return self.alike(regime, computed, steps)
+    def ahead(self, regime: Regime, length: int, steps: int) -> int:
+        """How many of the next `steps` tokens of a text of `length` tokens belong to the regime it has now."""
+        return min(steps, self.switch - length + 1) if self.switch and not regime.long else steps
 
 
 def regimes(spec: ModelSpec) -> Regimes:

@@ -16,8 +16,7 @@ def packed_plan(plan: list[Work], regimes: Regimes) -> tuple[Packed, CacheView]:
     if regimes.switch:
         regime = np.array([work.sequence.regime.long for work in plan], np.int32)
     if regimes.trained:
-        lengths = np.array([max(work.sequence.regime.base, work.sequence.computed + work.count) for work in plan],
-                           np.int32)
+        lengths = np.array([max(work.sequence.prompt, work.sequence.computed + work.count) for work in plan], np.int32)
     if len(plan) == 1:  # one sequence is the common case when decoding: the short path saves 1% of a small model's step
         sequence, count = plan[0].sequence, plan[0].count
         begin = sequence.computed

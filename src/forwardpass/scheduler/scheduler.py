@@ -92,14 +92,13 @@ class Scheduler:
     def ahead(self, plan: list[Work], steps: int) -> int:
         """How many steps, 1 to `steps`, every sequence of a plan has or gets blocks for; nobody yields any for it.
 
-        More than one only if nobody waits and each sequence of the plan is one token behind. The rows of all these
-        steps have the factors of the first.
+        More than one only if nobody waits and each sequence of the plan is one token behind. None changes its regime.
         """
         if self.waiting or any(work.count != 1 or not work.final for work in plan):
             return 1
         for work in plan:
             sequence = work.sequence
-            steps = self.regimes.ahead(sequence.regime, len(sequence.tokens), sequence.computed, steps)
+            steps = self.regimes.ahead(sequence.regime, len(sequence.tokens), steps)
             self._grow(sequence, sequence.computed + steps)
             steps = min(steps, self.cache.covered(sequence.tables) - sequence.computed)
         return steps
