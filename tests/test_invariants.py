@@ -18,6 +18,7 @@ from forwardpass.contracts import CacheView
 from forwardpass.decoding import sampler
 from forwardpass.engine import Engine
 from forwardpass.models import costs, registry
+from forwardpass.models.spec import DynamicNtk
 from forwardpass.stages.decode import decode
 from forwardpass.stages.embed import embed
 from forwardpass.stages.preprocess import pack, pad
@@ -34,10 +35,16 @@ GREEDY = {"max_new_tokens": 9, "eos_token_id": [], "logprobs": 3}
 MODELS = ["llama", "qwen2-tied", "gpt2", "Q4_1", "Q5_1", "Q8_0", "F16"]
 CASES = [(name, dtype, kv) for (name, dtype), kv in zip(
     [*itertools.product(MODELS[:3], DTYPES), *itertools.product(MODELS[3:], ["auto"])], itertools.cycle(KV_DTYPES))]
-# The windows of the llama's two layers, and the dtype and kv_dtype that each is tested with.
-WINDOWS = {"windows-40": (40, 40), "windows-0-40": (0, 40), "windows-70-8": (70, 8)}
-WINDOWED = [(name, dtype, kv) for name, dtype, kv in zip(WINDOWS, ("auto", "int4", "float32"), KV_DTYPES[::-1],
-                                                         strict=True)]
+# What is changed in the attention of the llama's two layers.
+LONGROPE = {"long_inv_freq": (0.5, 0.05, 0.004, 0.0003, 0.0002, 0.0001), "switch": 68}
+VARIANTS = {
+    "windows-40": [{"window": 40}] * 2, "windows-0-40": [{"window": 0}, {"window": 40}],
+    "windows-70-8": [{"window": 70}, {"window": 8}],
+    "longrope": [{"rotary": LONGROPE}] * 2, "ntk": [{"rotary": {"ntk": DynamicNtk(10000.0, 3.0, 68)}}] * 2,
+}
+WINDOWED = [("windows-40", "auto", "int8"), ("windows-0-40", "int4", "bfloat16"),
+            ("windows-70-8", "float32", "float32")]
+REGIMES = [("longrope", "auto", "bfloat16"), ("ntk", "int8", "int8")]
 CASES += WINDOWED
 ALL_CASES = [*CASES, ("llama", "auto", "int8"), ("llama", "int4", "int8"), ("gpt2", "float32", "float32"),
              ("llama", "float32", "float32")]
@@ -49,7 +56,7 @@ def path(tmp_path_factory):
     made = {}
 
     def get(name):
-        name = "llama" if name in WINDOWS else name
+        name = "llama" if name in VARIANTS else name
         if name not in made:
             directory = tmp_path_factory.mktemp(name)
             if name in tiny_models.CASES:
@@ -68,18 +75,21 @@ def fresh(path):
     """fresh(name, dtype, kv_dtype, **options) -> an open model; the caller closes it."""
     def get(name, dtype, kv_dtype, **options):
         with pytest.MonkeyPatch.context() as patch:
-            if name in WINDOWS:
+            if name in VARIANTS:
                 read = registry.read
-                patch.setattr(registry, "read", lambda *given: with_windows(read(*given), WINDOWS[name]))
+                patch.setattr(registry, "read", lambda *given: changed(read(*given), VARIANTS[name]))
             return forwardpass.load(path(name), dtype=dtype, kv_dtype=kv_dtype, **options)
 
     return get
 
 
-def with_windows(checkpoint, windows):
-    layers = tuple(replace(layer, attention=replace(layer.attention, window=window))
-                   for layer, window in zip(checkpoint.spec.layers, windows, strict=True))
-    return replace(checkpoint, spec=replace(checkpoint.spec, layers=layers))
+def changed(checkpoint, changes):
+    layers = []
+    for layer, change in zip(checkpoint.spec.layers, changes, strict=True):
+        if "rotary" in change:
+            change = {"rotary": replace(layer.attention.rotary, **change["rotary"])}
+        layers.append(replace(layer, attention=replace(layer.attention, **change)))
+    return replace(checkpoint, spec=replace(checkpoint.spec, layers=tuple(layers)).check())
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +151,7 @@ def test_threads_change_nothing(case, fresh):
     assert np.array_equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids="-".join)
+@pytest.mark.parametrize("case", ALL_CASES + REGIMES, ids="-".join)
 def test_a_batch_equals_each_alone(case, load):
     model = load(*case)
     expected = alone(model)
@@ -161,7 +171,7 @@ def test_generation_sees_the_logits_of_the_whole_text(case, load):
             assert sampler.logprobs(row, token, 0, tiny_models.VOCABULARY)[0] == logprob
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", CASES + REGIMES, ids="-".join)
 def test_chunks_change_nothing(case, load, monkeypatch):
     model = load(*case)
     logits, answers = model.logits(PROMPTS[7]), alone(model)
@@ -196,7 +206,7 @@ def test_a_prefix_hit_changes_nothing(case, load, monkeypatch):
     model.engine.prefixes.clear()
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[11], CASES[15], *WINDOWED], ids="-".join)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[11], CASES[15], *WINDOWED, *REGIMES], ids="-".join)
 @pytest.mark.parametrize("step_tokens", [512, 20])
 def test_preemption_changes_nothing(case, step_tokens, load, monkeypatch):
     model = load(*case)
@@ -311,9 +321,9 @@ def test_padding_changes_nothing(case, load):
                 assert np.array_equal(one, other), (side, options)
 
 
-@pytest.mark.parametrize("case", WINDOWED, ids="-".join)
-def test_windows_cold_cached_and_grown_past(case, load):
-    """A A B B, beginnings, second turns and answers longer than every window: each equals a cold run."""
+@pytest.mark.parametrize("case", WINDOWED + REGIMES, ids="-".join)
+def test_cold_and_cached_alike_while_texts_grow(case, load):
+    """A A B B, beginnings, second turns, answers longer than a window or across a switch: each equals a cold run."""
     model = load(*case)
     a, b = PROMPTS[7], PROMPTS[6] + PROMPTS[5]
     prompts = [a, a, b, b, a[:20], a[:12], a, a + PROMPTS[5], b[:90], a[:129], b]
@@ -347,3 +357,19 @@ def test_windows_hold_what_costs_say(case, load, monkeypatch):
             assert used <= sum(one * n for one, n in zip(each, pages, strict=True))
             assert used >= costs.kv_text_bytes(model.spec, model.kv_dtype, length)
     assert engine.cache.need(10**6) >= costs.kv_text_bytes(model.spec, model.kv_dtype, 10**6)
+
+
+@pytest.mark.parametrize("case", REGIMES, ids="-".join)
+def test_factors_follow_the_length(case, load):
+    """Generation gives the logits of the whole text wherever the factors are those of the whole text: under longrope
+    always, under dynamic NTK for the first token. The length does change the logits."""
+    model = load(*case)
+    ntk = case[0] == "ntk"
+    for prompt in (PROMPTS[3], PROMPTS[5], PROMPTS[7]):
+        model.engine.prefixes.clear()
+        tokens, logprobs, *_ = facts(model.generate(prompt, **GREEDY | {"max_new_tokens": 20}))
+        for i in range(len(tokens)) if not ntk else range(1):
+            row = model.logits(prompt + tokens[:i])[-1]
+            assert sampler.logprobs(row, tokens[i], 0, tiny_models.VOCABULARY)[0] == logprobs[i]
+    short, long = model.logits(PROMPTS[7][:68]), model.logits(PROMPTS[7][:69])
+    assert not np.array_equal(short, long[:68]) and np.array_equal(short, model.logits(PROMPTS[7][:68]))
