@@ -181,7 +181,7 @@ struct Epilogue {
 // ---------------------------------------------------------------- attention
 enum class KvType : int { F32 = 0, BF16 = 1, INT8 = 2 };
 
-// One KV block holds 64 positions of every layer and head. Head h of layer l lies at
+// One KV block holds 64 positions of every head, in all layers that share the pool. Head h of their layer l lies at
 //   pool + block * block_bytes + (l * kv_heads + h) * head_bytes, and holds a K page, then a V page.
 // d_pad = head_dim rounded up to 32; padding dimensions are zero.
 //   BF16  K: [4 (16 positions)][d_pad/2][16 positions][2 dims]   an AMX B tile per 16 positions x 32 dims

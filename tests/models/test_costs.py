@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from forwardpass.models import costs, registry
+from forwardpass.models.cache_groups import cache_groups
 from forwardpass.models.costs import Cost
 from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import targets
@@ -67,6 +69,22 @@ def test_attention_by_hand(real, kv_dtype, position):
     seen = 1025 + (3 + 4 + 5)
     assert got == Cost(30 * 4 * 9 * 64 * seen, (1025 + 5) * position, 4 * position)
     assert got.bytes == got.read + got.written
+
+
+def test_windows_bound_what_a_text_keeps_and_a_row_reads(real):
+    """Every second layer sees 100 positions, and the last has twice as many heads of keys as the others."""
+    spec, *_ = real
+    layers = [replace(layer, attention=replace(layer.attention, window=i % 2 * 100)) for i, layer in
+              enumerate(spec.layers)]
+    wide = replace(layers[-1].attention, num_heads=6, num_kv_heads=6, window=8192)  # the whole context: no window
+    layers[-1] = replace(layers[-1], attention=wide)
+    spec = replace(spec, layers=tuple(layers))
+    each = 2 * 3 * 64 * 2
+    assert [(group.window, len(group.layers)) for group in cache_groups(spec)] == [(0, 15), (100, 14), (0, 1)]
+    assert costs.kv_position_bytes(spec, "bfloat16") == 31 * each
+    assert costs.kv_text_bytes(spec, "bfloat16", 5000) == (15 * 5000 + 14 * 100 + 2 * 5000) * each
+    step = costs._attention(spec, [1], [4999], "bfloat16")
+    assert (step.read, step.written) == ((17 * 5000 + 14 * 100) * each, 31 * each)
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 8])
