@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forwardpass.backends import native
-from forwardpass.contracts import PAGE
+from forwardpass.contracts import PAGE, CacheView
 from forwardpass.models import costs
 from forwardpass.models.alibi import alibi_slopes
 from forwardpass.models.blocks import Weights
@@ -115,6 +115,11 @@ class Texts:
         for row, count in enumerate(blocks):
             self.tables[row, :count] = [next(numbers) for _ in range(count)]
 
+    def view(self, past, who):
+        """The same blocks in every group."""
+        tables = np.broadcast_to(self.tables[who], (len(self.net.groups), len(who), self.tables.shape[1]))
+        return CacheView(np.array(past, np.int32), np.ascontiguousarray(tables))
+
     def step(self, counts):
         """Logits float32 [rows, vocab] of the next so many tokens of each text (0 = it sits out)."""
         who = [i for i, count in enumerate(counts) if count]
@@ -123,8 +128,8 @@ class Texts:
         positions = np.concatenate([np.arange(p, p + counts[i]) for i, p in zip(who, past, strict=True)])
         starts = np.cumsum([0] + [counts[i] for i in who])
         self.past = [p + count for p, count in zip(self.past, counts, strict=True)]
-        as_int = [np.ascontiguousarray(x, np.int32) for x in (positions, starts, past, self.tables[who])]
-        out = self.net.layers(self.net.embed(ids, as_int[0]), *as_int, self.memory)
+        positions, starts = np.ascontiguousarray(positions, np.int32), np.ascontiguousarray(starts, np.int32)
+        out = self.net.layers(self.net.embed(ids, positions), positions, starts, self.view(past, who), self.memory)
         return self.net.project(out, np.arange(len(ids), dtype=np.int32))
 
 
@@ -202,8 +207,8 @@ def test_greedy_steps_are_single_steps(case):
     ahead = Texts(net, [np.zeros(20, np.int64)])
     ahead.ids[0][:5] = ids
     first = np.array([np.argmax(ahead.step([5])[-1])], np.int32)
-    past = np.array([5], np.int32)
-    got, _ = net.greedy_steps(first, past, past.copy(), ahead.tables, ahead.memory, 12, 50, [np.zeros(0, np.int32)])
+    got, _ = net.greedy_steps(first, np.array([5], np.int32), ahead.view([5], [0]), ahead.memory, 12, 50,
+                              [np.zeros(0, np.int32)])
     assert got[:, 0].tolist() == expected
 
 
