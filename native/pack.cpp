@@ -128,6 +128,13 @@ void pack_row_q8c(const float* w, int64_t k, uint8_t* panel, int64_t o, float* r
         uint8_t(int(std::clamp(std::nearbyint(w[i] * inverse), -127.0f, 127.0f)) + 128);
 }
 
+// Q8C from bytes that share one scale a row: both as they are stored.
+void pack_row_bytes(const Group* groups, int64_t k, uint8_t* panel, int64_t o, float* row_scale) {
+  *row_scale = groups[0].d;
+  for (int64_t i = 0; i < k; ++i)
+    panel[i / 64 * 1024 + i % 64 / 4 * 64 + o * 4 + i % 4] = uint8_t(groups[i / 16].q[i % 16] + 128);
+}
+
 void pack_row_float(Format format, const float* w, int64_t k, uint8_t* panel, int64_t o) {
   if (format == Format::F32) {
     float* out = reinterpret_cast<float*>(panel);
@@ -152,6 +159,7 @@ bool keeps_groups(Format format, const StoredType& type) {
   if (!type.grouped) return false;
   if (format == Format::Q8) return type.span >= 32 && !type.with_min;
   if (format == Format::Q8M) return type.span >= 32;
+  if (format == Format::Q8C) return type.span == kWholeRow && !type.with_min;
   const Levels to = levels(format);
   if (to.bits == 0 || type.span < to.span) return false;
   if (to.minimum) return type.greatest - type.least < 2 * to.zero();
@@ -218,7 +226,10 @@ bool pack_panels(const Matrix& shape, uint8_t* dst, int type_index, const uint8_
       switch (format) {
         case Format::Q8:
         case Format::Q8M: pack_row_q8(format, groups, k_pad, panel, o); break;
-        case Format::Q8C: pack_row_q8c(values, k, panel, o, row_scale + row); break;
+        case Format::Q8C:
+          if (as_stored) pack_row_bytes(groups, k, panel, o, row_scale + row);
+          else pack_row_q8c(values, k, panel, o, row_scale + row);
+          break;
         case Format::Q16: pack_row_q16(values, k, panel, o, row_scale + row); break;
         case Format::F32:
         case Format::F16:

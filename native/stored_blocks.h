@@ -12,6 +12,7 @@ namespace fp {
 inline uint16_t read16(const uint8_t* p) { uint16_t v; std::memcpy(&v, p, 2); return v; }
 inline uint32_t read32(const uint8_t* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
 inline float read_half(const uint8_t* p) { return f16_to_f32(read16(p)); }
+inline float read_float(const uint8_t* p) { return bits_to_f32(read32(p)); }
 inline int nibble(const uint8_t* p, int i) { return i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15; }  // number i, low first
 
 // stored_k.cpp

@@ -33,6 +33,16 @@ void read_q8_0(const uint8_t* p, Group* out) {
   }
 }
 
+// Quantised linears of Hugging Face checkpoints, brought into rows by src/forwardpass/weights/repack.py.
+void read_g4(const uint8_t* p, Group* out) { read_nibbles(p + 8, nullptr, 0, read_float(p), read_float(p + 4), out); }
+void read_g8(const uint8_t* p, Group* out) {
+  for (int g = 0; g < 2; ++g) {
+    std::memcpy(out[g].q, p + 4 + g * 16, 16);
+    out[g].d = read_float(p);
+    out[g].m = 0;
+  }
+}
+
 struct Entry {
   StoredType type;
   void (*read)(const uint8_t* block, Group* out);
@@ -65,6 +75,10 @@ constexpr Entry kTypes[] = {
     {{"TQ2_0", 256, 66, true, -1, 2, false, 256}, read_tq2_0},
     {{"MXFP4", 32, 17, true, -12, 12, false, 32}, read_mxfp4},
     {{"NVFP4", 64, 36, true, -12, 12, false, 16}, read_nvfp4},
+    {{"G4", 32, 24, true, 0, 15, true, 32}, read_g4},
+    {{"G8", 32, 36, true, -128, 127, false, 32}, read_g8},
+    {{"C8", 32, 36, true, -128, 127, false, kWholeRow}, read_g8},
+    {{"W16", 1, 4, false, 0, 0, false, 0}, nullptr},
 };
 
 }  // namespace
@@ -89,9 +103,9 @@ void read_floats(int type, const uint8_t* row, int64_t k, float* out) {
   const Entry& entry = kTypes[type];
   if (!entry.type.grouped) {
     switch (type) {
-      case 0: std::memcpy(out, row, size_t(k) * 4); return;
       case 1: for (int64_t i = 0; i < k; ++i) out[i] = f16_to_f32(read16(row + 2 * i)); return;
-      default: for (int64_t i = 0; i < k; ++i) out[i] = bf16_to_f32(read16(row + 2 * i)); return;
+      case 2: for (int64_t i = 0; i < k; ++i) out[i] = bf16_to_f32(read16(row + 2 * i)); return;
+      default: std::memcpy(out, row, size_t(k) * 4); return;  // F32, W16
     }
   }
   Group groups[16];

@@ -8,13 +8,15 @@ namespace fp {
 
 struct Group { int8_t q[16]; float d, m; };  // sixteen consecutive weights of a row: q * d + m
 
+constexpr int kWholeRow = 1 << 30;
+
 struct StoredType {
   const char* name;
   int64_t values, bytes;  // of a block; rows are whole blocks
   bool grouped;           // false: plain floats
   int least, greatest;    // of q
   bool with_min;          // m may differ from 0
-  int span;               // columns that share d and m: 16, 32 or more
+  int span;               // columns that share d and m: 16, 32 or more, kWholeRow
 };
 
 const StoredType& stored_type(int index);

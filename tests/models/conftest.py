@@ -24,6 +24,7 @@ class FakeSource:
 
     def __init__(self, kind, arrays, metadata=None):
         self.kind, self.path, self.metadata, self.arrays = kind, "a test's checkpoint", metadata or {}, arrays
+        self.warnings = self.idle = ()
         self.tensors = {name: TensorInfo(name, a.shape, "F32", a.nbytes) for name, a in arrays.items()}
 
     def data(self, name):

@@ -76,7 +76,6 @@ def test_settings_without_effect(name, changes):
     ("gpt2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
     ("gpt2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("llama", {"hidden_act": "xielu"}, "xielu"),
-    ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
     ("llama", {"num_local_experts": 8}, "mixture of experts"), ("llama", {"logits_scaling": 2.0}, "scaled logits"),
     ("llama", {"use_qk_norm": True}, "normalised queries"), ("llama", {"attention_multiplier": 0.5}, "attention scale"),
     ("llama", {"sliding_window": 32}, "sliding"),

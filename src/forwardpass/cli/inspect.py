@@ -32,7 +32,7 @@ def describe(path: Path) -> dict:
     from ..models.hf_config import read_config
 
     config = read_config(path).values if path.is_dir() else None
-    with _open(path) as source:
+    with _open(path, config) as source:
         facts = {
             "path": str(path),
             "kind": source.kind,
@@ -53,11 +53,12 @@ def describe(path: Path) -> dict:
     return facts
 
 
-def _open(path: Path):
+def _open(path: Path, config: dict | None):
     if path.is_dir() or path.suffix == ".safetensors":
+        from ..weights.quantized import open_quantized
         from ..weights.safetensors import open_safetensors
 
-        return open_safetensors(path)
+        return open_quantized(open_safetensors(path), config or {})
     if path.is_file():
         from ..weights.gguf import open_gguf
 

@@ -31,8 +31,6 @@ ACTIVATIONS = {
 }
 _OFF = (False, 0, "")
 REFUSED = {  # setting that no family may leave unread: (values that mean "off", what it is)
-    "quantization_config": (_OFF, "a quantised Hugging Face checkpoint"),
-    "compression_config": (_OFF, "a compressed Hugging Face checkpoint"),
     "num_local_experts": (_OFF, "a mixture of experts in this family"),
     "num_experts": (_OFF, "a mixture of experts in this family"),
     "n_routed_experts": (_OFF, "a mixture of experts in this family"),
@@ -97,6 +95,9 @@ def read_config(directory: str | Path) -> HfConfig:
     """config.json (required) and generation_config.json (optional) of an HF directory, checked and normalised."""
     directory = Path(directory)
     values = read_json(directory / "config.json")
+    apart = directory / "quantize_config.json"  # where older tools wrote GPTQ's settings
+    if apart.exists() and not values.get("quantization_config"):
+        values["quantization_config"] = {"quant_method": "gptq", **read_json(apart)}
     path = directory / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
     config, also = Fields(values, "config.json"), Fields(generation, "generation_config.json")

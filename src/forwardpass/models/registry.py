@@ -12,6 +12,7 @@ Adding a family: a file in families/ and its name here. A family file has
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -101,9 +102,10 @@ def read(source: Source, config: Mapping | None = None) -> Checkpoint:
     else:
         spec = spec_from_config(config)
     module = FAMILIES[spec.family]
-    bound = match(module.weight_rows(spec, source.kind), source, module.IGNORED[source.kind])
+    ignored = (*module.IGNORED[source.kind], *map(re.escape, source.idle))
+    bound = match(module.weight_rows(spec, source.kind), source, ignored)
     spec, bound, warnings = resolve_head(spec, bound, source)
-    return Checkpoint(spec, tuple(bound), tuple(warnings))
+    return Checkpoint(spec, tuple(bound), (*source.warnings, *warnings))
 
 
 def _vector(source: Source, name: str) -> np.ndarray:

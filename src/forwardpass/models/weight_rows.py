@@ -15,6 +15,7 @@ import numpy as np
 
 from forwardpass.errors import ModelFileError
 from forwardpass.models.spec import MlpSpec, ModelSpec, NormSpec
+from forwardpass.weights.repack import REPACKED
 from forwardpass.weights.source import Source, TensorInfo
 
 MAX_PROBLEMS = 20
@@ -208,6 +209,8 @@ def match(rows: Iterable[WeightRow], source: Source, ignored: Iterable[str] = ()
             continue
         used.add(name)
         info = tensors[name]
+        if row.transform == "transpose" and info.type in REPACKED:  # these are always given outputs first
+            row = replace(row, transform="none")
         if _squeezed(info.shape) == _squeezed(row.source_shape):
             bound.append(BoundRow(row, info))
         else:
@@ -257,7 +260,7 @@ def same_values(a: TensorInfo, b: TensorInfo, source: Source) -> bool:
     if (a.type, tuple(a.shape), a.nbytes) != (b.type, tuple(b.shape), b.nbytes):
         return False
     left, right, piece = source.data(a.name), source.data(b.name), 1 << 22
-    same = all(np.array_equal(left[at:at + piece], right[at:at + piece]) for at in range(0, a.nbytes, piece))
+    same = all(np.array_equal(left[at:at + piece], right[at:at + piece]) for at in range(0, left.size, piece))
     source.release(a.name)
     source.release(b.name)
     return same

@@ -17,6 +17,7 @@ _AS_STORED = {
     "Q6_K": "Q6", "NVFP4": "Q6", "IQ3_XXS": "Q6", "IQ1_M": "Q6",
     "Q8_0": "Q8", "Q8_K": "Q8", "IQ4_NL": "Q8", "IQ4_XS": "Q8", "IQ2_XXS": "Q8",
     "IQ2_XS": "Q16", "IQ2_S": "Q16",
+    "G4": "Q4", "G8": "Q8", "C8": "Q8C", "W16": "Q16",
 }
 _REQUESTED = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8C", "int4": "Q4"}
 

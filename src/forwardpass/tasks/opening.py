@@ -22,6 +22,7 @@ from forwardpass.models.network import Network
 from forwardpass.weights import packed
 from forwardpass.weights.gguf import open_gguf
 from forwardpass.weights.gguf_parts import gguf_files
+from forwardpass.weights.quantized import open_quantized
 from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def open_source(path: Path) -> tuple[Source, HfConfig | None]:
     """The checkpoint's tensors, and its config where that is a file of its own. The caller closes the source."""
     if path.is_dir():
         settings = read_config(path)
-        return open_safetensors(path), settings
+        return open_quantized(open_safetensors(path), settings.values), settings
     return open_gguf(path), None
 
 

@@ -2,7 +2,8 @@
 
 Formats as in ggml's ggml-common.h. The five oldest types are read here: a block holds 32 values of one row: a
 half-precision scale d, for the "_1" formats a half-precision minimum m, for the 5-bit formats 32 high bits, then the
-low bits. Byte j of the 4-bit part holds value j (low half) and value j + 16 (high half).
+low bits. Byte j of the 4-bit part holds value j (low half) and value j + 16 (high half). G4, G8, C8 and W16
+are described in repack.py.
 """
 
 from __future__ import annotations
@@ -84,6 +85,15 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
     return numbers(blocks, 2, 34, "i1").astype(np.float32) * half(blocks, 0)
 
 
+def _g4(blocks: np.ndarray) -> np.ndarray:
+    levels = planes(blocks[:, 8:], 16, 4).astype(np.float32)
+    return levels * numbers(blocks, 0, 4, "<f4") + numbers(blocks, 4, 8, "<f4")
+
+
+def _g8(blocks: np.ndarray) -> np.ndarray:
+    return numbers(blocks, 4, 36, "i1").astype(np.float32) * numbers(blocks, 0, 4, "<f4")
+
+
 _READERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "F32": _f32, "F16": _f16, "BF16": _bf16,
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
@@ -91,4 +101,5 @@ _READERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "IQ1_S": iq.iq1_s, "IQ1_M": iq.iq1_m, "IQ2_XXS": iq.iq2_xxs, "IQ2_XS": iq.iq2_xs, "IQ2_S": iq.iq2_s,
     "IQ3_XXS": iq.iq3_xxs, "IQ3_S": iq.iq3_s, "IQ4_NL": iq.iq4_nl, "IQ4_XS": iq.iq4_xs,
     "TQ1_0": k.tq1_0, "TQ2_0": k.tq2_0, "MXFP4": iq.mxfp4, "NVFP4": iq.nvfp4,
+    "G4": _g4, "G8": _g8, "C8": _g8, "W16": _f32,
 }

@@ -44,8 +44,13 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "TQ2_0": (256, 66),
     "MXFP4": (32, 17),
     "NVFP4": (64, 36),
+    "G4": (32, 24),
+    "G8": (32, 36),
+    "C8": (32, 36),
+    "W16": (1, 4),
 }
-"""Tensor types that can be read: values in a block, bytes in a block."""
+"""Tensor types that can be read: values in a block, bytes in a block. The last four are in no file: quantised linears
+of Hugging Face checkpoints are presented in them (repack.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +67,20 @@ class Source(Protocol):
     """An open checkpoint.
 
     kind is "gguf" or "safetensors". metadata maps GGUF keys to Python values (str, bool, int, float, list of str,
-    numpy array for arrays of numbers); it is empty for safetensors.
+    numpy array for arrays of numbers); it is empty for safetensors. warnings: sentences for the user; idle: tensors
+    that say nothing and need no place in the model.
     """
 
     path: Path
     kind: str
     tensors: dict[str, TensorInfo]
     metadata: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    idle: tuple[str, ...]
 
     def data(self, name: str) -> np.ndarray: ...
+
+    def raw(self, name: str) -> np.ndarray: ...
 
     def release(self, name: str) -> None: ...
 
@@ -145,7 +155,10 @@ class MappedFile:
 
 
 class MappedSource:
-    """The one implementation of Source. places: tensor name -> (file, first byte)."""
+    """Tensors of mapped files. places: tensor name -> (file, first byte)."""
+
+    warnings: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -169,8 +182,12 @@ class MappedSource:
         Raises ModelFileError for an unknown name or a closed source, UnsupportedModelError for a type that can't
         be read. Views stay valid after close().
         """
+        check_supported(self.path, name, self._info(name).type)
+        return self.raw(name)
+
+    def raw(self, name: str) -> np.ndarray:
+        """`data` for a tensor of any type: parts of quantised layers are packed words."""
         info = self._info(name)
-        check_supported(self.path, name, info.type)
         file, start = self._places[name]
         return file.view(start, info.nbytes)
 
