@@ -18,6 +18,7 @@ class Ours:
         import forwardpass
         from forwardpass import config
         from forwardpass.weights import packed
+        from forwardpass.weights.folder import folder_files
 
         def load():
             start = time.perf_counter()
@@ -31,7 +32,7 @@ class Ours:
             if len(seconds) < 3:
                 self.model.close()
         files = self.model.path
-        files = [files] if files.is_file() else [*sorted(files.glob("*.safetensors")), files / "config.json"]
+        files = [files] if files.is_file() else folder_files(files)
         self.backend = self.model.network.backend
         self.facts = {
             "ways": [""],

@@ -54,11 +54,14 @@ def describe(path: Path) -> dict:
 
 
 def _open(path: Path, config: dict | None):
-    if path.is_dir() or path.suffix == ".safetensors":
-        from ..weights.quantized import open_quantized
+    if path.is_dir():
+        from ..weights.folder import open_folder
+
+        return open_folder(path, config)
+    if path.suffix == ".safetensors":
         from ..weights.safetensors import open_safetensors
 
-        return open_quantized(open_safetensors(path), config or {})
+        return open_safetensors(path)
     if path.is_file():
         from ..weights.gguf import open_gguf
 
@@ -68,7 +71,9 @@ def _open(path: Path, config: dict | None):
 
 def _file_bytes(path: Path) -> int:
     if path.is_dir():
-        return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        from ..weights.folder import folder_files
+
+        return sum(file.stat().st_size for file in folder_files(path) if file.suffix != ".json")
     from ..weights.gguf_parts import gguf_files
 
     return sum(file.stat().st_size for file in gguf_files(path))

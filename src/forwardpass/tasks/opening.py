@@ -20,10 +20,9 @@ from forwardpass.models.hf_config import HfConfig, read_config
 from forwardpass.models.loading import load_weights
 from forwardpass.models.network import Network
 from forwardpass.weights import packed
+from forwardpass.weights.folder import folder_files, open_folder
 from forwardpass.weights.gguf import open_gguf
 from forwardpass.weights.gguf_parts import gguf_files
-from forwardpass.weights.quantized import open_quantized
-from forwardpass.weights.safetensors import open_safetensors
 from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
@@ -54,7 +53,7 @@ def open_source(path: Path) -> tuple[Source, HfConfig | None]:
     """The checkpoint's tensors, and its config where that is a file of its own. The caller closes the source."""
     if path.is_dir():
         settings = read_config(path)
-        return open_quantized(open_safetensors(path), settings.values), settings
+        return open_folder(path, settings.values), settings
     return open_gguf(path), None
 
 
@@ -87,8 +86,7 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     source, settings = open_source(path)
     with source:
         checkpoint = registry.read(source, settings.values if settings else None)
-        files = sorted(f for f in path.glob("*.safetensors")) if path.is_dir() else gguf_files(path)
-        key = packed.source_key([*files, path / "config.json"] if path.is_dir() else files, dtype)
+        key = packed.source_key(folder_files(path) if path.is_dir() else gguf_files(path), dtype)
         cache = config.cache_dir()
         tokenizer, weights = _both(
             lambda: _tokenizer(path, source, cache, key),
