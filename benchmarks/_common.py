@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import datetime
 import json
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -123,19 +121,9 @@ def open_peers(options: argparse.Namespace, path: str, threads: int) -> tuple[di
 
 def documentation() -> str:
     """Text to measure on: the file FORWARDPASS_TEXT names, else the docstrings of the standard library (about 1 MB)."""
-    from forwardpass.config import text_path
+    from forwardpass.tasks.quality import measuring_text
 
-    if path := text_path():
-        return path.read_text("utf-8")
-    texts: list[str] = []
-    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        try:
-            nodes = ast.walk(ast.parse(file.read_bytes()))
-        except (SyntaxError, ValueError):
-            continue
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        texts += [text for node in nodes if isinstance(node, kinds) and (text := ast.get_docstring(node))]
-    return "\n\n".join(texts)
+    return measuring_text()
 
 
 class Ids:

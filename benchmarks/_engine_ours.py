@@ -19,6 +19,7 @@ class Ours:
         from forwardpass import config
         from forwardpass.weights import packed
         from forwardpass.weights.folder import folder_files
+        from forwardpass.weights.gguf_parts import gguf_files
 
         def load():
             start = time.perf_counter()
@@ -32,7 +33,7 @@ class Ours:
             if len(seconds) < 3:
                 self.model.close()
         files = self.model.path
-        files = [files] if files.is_file() else folder_files(files)
+        files = gguf_files(files) if files.is_file() else folder_files(files)
         self.backend = self.model.network.backend
         self.facts = {
             "ways": [""],

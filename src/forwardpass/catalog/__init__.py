@@ -61,7 +61,7 @@ def resolve(model: str | os.PathLike[str], progress=None) -> Path:
         from .hub import fetch
 
         return fetch(text)
-    if isinstance(model, os.PathLike) or os.sep in text or path.suffix in (".gguf", ".safetensors"):
+    if isinstance(model, os.PathLike) or os.sep in text or path.suffix in (".gguf", ".safetensors", ".fpk"):
         raise ModelFileError(f"there is no file or folder {text!r}. A model of a hub is written hf:org/name.")
     raise ParameterError(
         f"no model {text!r}{_nearest(text)}: it is neither an existing path, nor a name of the catalogue "

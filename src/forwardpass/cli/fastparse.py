@@ -40,12 +40,10 @@ def parse(arguments: list[str]) -> tuple[Command, dict] | None:
             text = next(rest, "-")
         if text.startswith("-") or not _store(values, option.name, option.kind, text):
             return None
-    if command.argument is None:
-        return None if words else (command, values)
-    if len(words) > 1 or (not words and command.argument.required):
+    required = sum(argument.required for argument in command.arguments)
+    if not required <= len(words) <= len(command.arguments):
         return None
-    if words:
-        values[command.argument.name] = words[0]
+    values.update(zip((argument.name for argument in command.arguments), words, strict=False))
     return command, values
 
 

@@ -28,9 +28,12 @@ def run(model, tensors, json) -> int:
 
 def describe(path: Path) -> dict:
     """All facts, JSON-ready. What forwardpass can't run is told under "unsupported" beside the facts that hold."""
-    from ..models import registry
+    from ..models import costs, registry
     from ..models.hf_config import read_config
+    from ..weights.packed_file import is_packed
 
+    if is_packed(path):
+        return _describe_packed(path)
     config = read_config(path).values if path.is_dir() else None
     with _open(path, config) as source:
         facts = {
@@ -43,7 +46,8 @@ def describe(path: Path) -> dict:
             "unsupported": [],
         }
         try:
-            facts |= _spec(registry.read(source, config))
+            checkpoint = registry.read(source, config)
+            facts |= _spec(checkpoint.spec, costs.stored_bytes(checkpoint.weights), checkpoint.warnings)
         except UnsupportedModelError as error:
             facts["unsupported"].append(str(error))
         try:
@@ -51,6 +55,26 @@ def describe(path: Path) -> dict:
         except UnsupportedModelError as error:
             facts["unsupported"].append(str(error))
     return facts
+
+
+def _describe_packed(path: Path) -> dict:
+    """The same facts of a file that `quantize` wrote; a matrix's kernel layout is its type."""
+    from ..models.packed_model import open_packed
+    from ..weights.tokenizer import Tokenizer
+
+    model = open_packed(path)
+    tensors, text = model.tensors(), model.tokenizer_text()
+    return {
+        "path": str(path),
+        "kind": "packed",
+        "file_bytes": _file_bytes(path),
+        "metadata": {"dtype": model.dtype, **{key: _short(value) for key, value in model.generation.items()}},
+        "tensors": [asdict(info) for info in tensors],
+        "types": _types(tensors),
+        "unsupported": [],
+        **_spec(model.spec, model.stored, ()),
+        **({} if text is None else _vocabulary(Tokenizer.from_json(text))),
+    }
 
 
 def _open(path: Path, config: dict | None):
@@ -111,17 +135,15 @@ def _in_memory(total: dict) -> str:
     return f"; matrices run as {total['layout']} ({total['bits']:g} bits a weight in memory{slow})"
 
 
-def _spec(checkpoint) -> dict:
+def _spec(spec, nbytes, warnings) -> dict:
     from ..models import costs
 
-    spec = checkpoint.spec
-    nbytes = costs.stored_bytes(checkpoint.weights)
     per_position = {kind: costs.kv_position_bytes(spec, kind) for kind in KV_DTYPES}
     step = costs.total(costs.stage_costs(spec, nbytes, [1], [0]))
     return {
         "spec": asdict(spec),
         "layers": _layer_groups(spec),
-        "warnings": list(checkpoint.warnings),
+        "warnings": list(warnings),
         "memory": {
             "parameters": costs.parameters(spec),
             "weights_bytes": sum(nbytes.values()),
@@ -163,6 +185,10 @@ def _tokenizer(path: Path, source) -> dict:
         tokenizer = tokenizer_from_directory(path)
     else:
         return {}
+    return _vocabulary(tokenizer)
+
+
+def _vocabulary(tokenizer) -> dict:
     specials = sorted(tokenizer.special_ids)
     return {
         "tokenizer": {

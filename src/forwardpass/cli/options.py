@@ -37,25 +37,25 @@ class Argument:
 
 
 class Command:
-    """One command; the function `run` of the module of its name does it."""
+    """One command; the function `run` of the module of its name does it. examples: lines for its --help."""
 
-    __slots__ = ("argument", "help", "module", "name", "options")
+    __slots__ = ("arguments", "examples", "help", "module", "name", "options")
 
-    def __init__(self, name: str, help: str, options: tuple[Option, ...], argument: Argument | None = None, module=""):
+    def __init__(self, name: str, help: str, options: tuple[Option, ...], *arguments: Argument, module: str = "",
+                 examples: tuple[str, ...] = ()):
         self.name = name
         self.module = module or name
         self.help = help
-        self.argument = argument
+        self.arguments = arguments
         self.options = options
+        self.examples = examples
 
     def load(self):
         return import_module(f"{__package__}.{self.module}").run
 
     def defaults(self) -> dict:
         values = {option.name: option.default for option in self.options}
-        if self.argument is not None:
-            values[self.argument.name] = None
-        return values
+        return values | {argument.name: None for argument in self.arguments}
 
 
 MODEL = Option("model", TEXT, "A path, a name of the catalogue, or hf:org/name.", "smollm2-135m")
@@ -124,6 +124,26 @@ COMMANDS: tuple[Command, ...] = (
         "Show what a model is made of, without running it.",
         (Option("tensors", FLAG, "List every tensor."), JSON, DEBUG),
         Argument("model", "A path, a name of the catalogue, or hf:org/name."),
+    ),
+    Command(
+        "quantize",
+        "Pack a model into one file that loads anywhere, and report what that did to its quality.",
+        (
+            DTYPE,
+            THREADS,
+            Option("text", TEXT, "Text file to measure quality on (default: FORWARDPASS_TEXT, else docstrings)."),
+            Option("tokens", INT, "Tokens of the text to measure on; 0 = no report.", 4096),
+            Option("force", FLAG, "Replace the file if it exists."),
+            JSON,
+            DEBUG,
+        ),
+        Argument("source", "A path, a name of the catalogue, or hf:org/name."),
+        Argument("out", "The file to write, usually NAME.fpk."),
+        examples=(
+            "forwardpass quantize smollm2-135m smollm2.fpk --dtype int8",
+            "forwardpass quantize ./my-model my-model.fpk --dtype int4 --text book.txt",
+            "forwardpass run --model my-model.fpk 'Why is the sky blue?'",
+        ),
     ),
     Command(
         "machine",

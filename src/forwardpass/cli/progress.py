@@ -10,9 +10,10 @@ SECONDS_BETWEEN_LINES = 3.0
 
 
 class Progress:
-    """Call it as progress(what, done, total); a context manager that leaves the terminal in order."""
+    """Call it as progress(what, done, total); a context manager that leaves the terminal in order. unit: of counts."""
 
-    def __init__(self):
+    def __init__(self, unit: str = "bytes"):
+        self._unit = unit
         self._bars = None
         self._tasks: dict[str, object] = {}
         self._what = ""
@@ -39,13 +40,13 @@ class Progress:
     def _bar(self, what: str, done: int, total: int) -> None:
         if self._bars is None:
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bars
 
             self._bars = Bars(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                DownloadColumn(),
+                DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
@@ -59,8 +60,9 @@ class Progress:
         if what == self._what and now < self._next_line:
             return
         self._what, self._next_line = what, now + SECONDS_BETWEEN_LINES
-        amount = f" ({done / 1e6:.0f} of {total / 1e6:.0f} MB)" if total else ""
-        print(f"{what}{amount}", file=sys.stderr, flush=True)
+        megabytes = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        amount = megabytes if self._unit == "bytes" else f"{done} of {total} {self._unit}"
+        print(f"{what} ({amount})" if total else what, file=sys.stderr, flush=True)
 
 
 def resolve(model: str):

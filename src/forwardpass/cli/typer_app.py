@@ -48,7 +48,9 @@ def build(receive) -> typer.Typer:
         pass
 
     for command in COMMANDS:
-        app.command(command.name, help=command.help)(_function(command, receive))
+        # "\b": the lines of this paragraph are not to be joined.
+        examples = "\b\nExamples:\n  " + "\n  ".join(command.examples) if command.examples else None
+        app.command(command.name, help=command.help, epilog=examples)(_function(command, receive))
     return app
 
 
@@ -72,15 +74,16 @@ def _function(command: Command, receive):
         receive(command, plain)
 
     parameters = []
-    if command.argument is not None:
-        about = typer.Argument(help=command.argument.help, metavar=command.argument.name.upper(), show_default=False)
-        default = inspect.Parameter.empty if command.argument.required else None
-        parameters.append(_parameter(command.argument.name, Annotated[str, about], default))
+    for argument in command.arguments:
+        about = typer.Argument(help=argument.help, metavar=argument.name.upper(), show_default=False)
+        default = inspect.Parameter.empty if argument.required else None
+        parameters.append(_parameter(argument.name, Annotated[str, about], default))
     for option in command.options:
         names = [option.flag]
         if option.kind == TRISTATE:
             names = [f"{option.flag}/--no-{option.flag[2:]}"]
-        about = typer.Option(*names, help=option.help, show_default=isinstance(option.default, str))
+        about = typer.Option(*names, help=option.help, show_default=isinstance(option.default, str | int)
+                             and option.kind != FLAG)
         parameters.append(_parameter(option.name, Annotated[_TYPES[option.kind], about], option.default))
     function.__signature__ = inspect.Signature(parameters)
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

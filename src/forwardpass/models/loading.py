@@ -6,7 +6,7 @@ Nothing large is allocated before the spec and every tensor's shape have been ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from forwardpass.weights.source import Source
 
 _SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".gate", ".up"))
 _KEPT = ("embed.positions.weight", "mlp.router.weight", "mlp.shared_gate.weight")
-_ALIGNMENT = 64
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,33 @@ class Place:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Every weight in memory: matrices packed side by side at their places, vectors (norms, biases) by target."""
+
+    places: list[Place]
+    data: np.ndarray
+    region: native.Region
+    vectors: dict[str, np.ndarray]
+
+    def weights(self) -> Weights:
+        matrices = {}
+        for place in self.places:
+            memory = self.region.view(place.offset, place.nbytes)
+            matrices[place.bound.target] = native.matrix(place.format, *place.bound.row.shape, memory)
+        return Weights(matrices, self.vectors)
+
+
 def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: native.NativeBackend,
                  cache: Path | None = None, key: str = "",
-                 progress: Callable[[int, int], None] | None = None) -> Weights:
+                 progress: Callable[[int, int], None] | None = None) -> Arena:
     """Pack (or read back, with `cache` and `key`) every weight; progress(done bytes, all bytes) is called meanwhile.
 
     Raises ModelFileError if a weight is NaN or infinite.
     """
     vectors = _vectors(checkpoint, source)
     places, total = plan(checkpoint, dtype)
-    region = native.Region(max(total, _ALIGNMENT))
+    region = native.Region(max(total, ALIGNMENT))
     arena = region.view(0, total)
     keep = cache is not None and total >= packed.MIN_BYTES
     if not (keep and packed.read(cache, key, arena, backend.threads)):
@@ -56,26 +73,23 @@ def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: na
                 progress(place.offset + place.nbytes, total)
         if keep:
             packed.write(cache, key, arena)
-    matrices = {}
-    for place in places:
-        n, k = place.bound.row.shape
-        memory = region.view(place.offset, place.nbytes)
-        matrices[place.bound.target] = native.matrix(place.format, n, k, memory)
-    return Weights(matrices, vectors)
+    return Arena(places, arena, region, vectors)
 
 
 def plan(checkpoint: Checkpoint, dtype: str) -> tuple[list[Place], int]:
     """A place for every matrix, in the order a forward pass reads them, and the bytes of the whole arena."""
     formats = {one.target: _format(one, dtype) for one in checkpoint.weights if len(one.row.shape) == 2}
-    _agree(formats)
+    agree(formats)
+    return lay_out((one, formats[one.target]) for one in checkpoint.weights if one.target in formats)
+
+
+def lay_out(matrices: Iterable[tuple[BoundRow, str]]) -> tuple[list[Place], int]:
+    """Matrices with their formats one after the other: (their places, the bytes of the whole arena)."""
     places, offset = [], 0
-    for one in checkpoint.weights:
-        if one.target not in formats:
-            continue
-        n, k = one.row.shape
-        nbytes = native.matrix_bytes(formats[one.target], n, k)
-        places.append(Place(one, formats[one.target], offset, nbytes))
-        offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    for one, format in matrices:
+        nbytes = native.matrix_bytes(format, *one.row.shape)
+        places.append(Place(one, format, offset, nbytes))
+        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return places, offset
 
 
@@ -90,7 +104,7 @@ def _format(one: BoundRow, dtype: str) -> str:
     return kernel_format(one.info.type, dtype)
 
 
-def _agree(formats: dict[str, str]) -> None:
+def agree(formats: dict[str, str]) -> None:
     """Matrices that read the same activations must want the same kind of them: where a file mixes kinds, float32."""
     for stems in _SHARED_INPUT:
         for target in [name for name in formats if name.endswith(stems[0] + ".weight")]:

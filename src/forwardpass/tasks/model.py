@@ -20,7 +20,7 @@ from forwardpass.decoding import params as decoding_params
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.engine import Engine, Request
 from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
-from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype, kv_dtype_for
+from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
 from forwardpass.stages.preprocess import check_ids, encode_prompt
 from forwardpass.tasks.chat import fitting_ids
 from forwardpass.tasks.opening import Opened, open_model
@@ -36,7 +36,8 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
          device: str = "cpu", progress=None) -> Model:
     """Load a model and return it ready to answer.
 
-    model:    a path (GGUF file, Hugging Face directory), a name of the catalogue (fetched if absent) or "hf:org/name"
+    model:    a path (GGUF file, Hugging Face directory, packed file), a name of the catalogue (fetched if absent) or
+              "hf:org/name"
     dtype:    "auto" (as stored), "float32" (the reference mode), "bfloat16", "int8" or "int4"
     kv_dtype: "auto" (float32 in the reference mode, else bfloat16), "float32", "bfloat16" or "int8"
     threads:  worker threads; None = FORWARDPASS_THREADS, else the CPUs this process may use
@@ -56,8 +57,7 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
     collecting = gc.isenabled()
     gc.disable()  # a vocabulary is a hundred thousand strings and no garbage: looking for some takes a third of a load
     try:
-        opened = open_model(Path(path), dtype, kv_dtype_for(dtype, kv_dtype), thread_count(threads), packing)
-        return Model(opened, dtype)
+        return Model(open_model(Path(path), dtype, kv_dtype, thread_count(threads), packing))
     finally:
         if collecting:
             gc.enable()
@@ -81,11 +81,11 @@ class Model:
     facts: what stage 5 knows of its tokens;  network: stages 2 to 4.
     """
 
-    def __init__(self, opened: Opened, dtype: str):
+    def __init__(self, opened: Opened):
         self.path = opened.path
         self.spec = opened.network.spec
         self.tokenizer = opened.tokenizer
-        self.dtype = dtype
+        self.dtype = opened.dtype
         self.kv_dtype = opened.network.kv_dtype
         self.warnings = opened.warnings
         self.stored_bytes = opened.stored

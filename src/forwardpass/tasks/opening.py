@@ -13,13 +13,15 @@ from forwardpass import config
 from forwardpass.backends.native import ARITHMETIC, FORMATS, NativeBackend
 from forwardpass.decoding.params import TokenFacts
 from forwardpass.decoding.stops import union_of_end_ids
-from forwardpass.errors import ForwardpassError
+from forwardpass.errors import ForwardpassError, ParameterError
 from forwardpass.models import costs, registry
 from forwardpass.models.blocks import Weights
 from forwardpass.models.hf_config import HfConfig, read_config
-from forwardpass.models.loading import load_weights
+from forwardpass.models.loading import Arena, load_weights
 from forwardpass.models.network import Network
-from forwardpass.weights import packed
+from forwardpass.models.packed_model import open_packed
+from forwardpass.quant.formats import kv_dtype_for
+from forwardpass.weights import packed, packed_file
 from forwardpass.weights.folder import folder_files, open_folder
 from forwardpass.weights.gguf import open_gguf
 from forwardpass.weights.gguf_parts import gguf_files
@@ -33,13 +35,14 @@ KEPT_VOCABULARY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model in memory. warnings: sentences for the user.
+    """A model in memory. dtype: as asked for, or as a packed model was packed;  warnings: sentences for the user.
 
     stored: target -> bytes of that tensor, in the checkpoint's own format unless another dtype was asked for;
     arithmetic: "int8", "bfloat16" or "float32", what most weights are multiplied in.
     """
 
     path: Path
+    dtype: str
     network: Network
     tokenizer: Tokenizer | None
     facts: TokenFacts
@@ -83,22 +86,45 @@ def _tokenizer(path: Path, source: Source, cache: Path, key: str) -> Tokenizer |
 def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
                progress: Callable[[int, int], None] | None = None) -> Opened:
     backend = NativeBackend(threads)
+    if packed_file.is_packed(path):
+        return _open_packed(path, dtype, kv_dtype, backend, progress)
     source, settings = open_source(path)
     with source:
         checkpoint = registry.read(source, settings.values if settings else None)
         key = packed.source_key(folder_files(path) if path.is_dir() else gguf_files(path), dtype)
         cache = config.cache_dir()
-        tokenizer, weights = _both(
+        tokenizer, arena = _both(
             lambda: _tokenizer(path, source, cache, key),
             lambda: load_weights(checkpoint, source, dtype, backend, cache, key, progress),
         )
-    network = Network(checkpoint.spec, weights, backend, kv_dtype)
+    weights = arena.weights()
+    network = Network(checkpoint.spec, weights, backend, kv_dtype_for(dtype, kv_dtype))
     generation = settings.generation if settings else {}
-    facts = _facts(checkpoint.spec.vocab_size, tokenizer, settings)
+    facts = _facts(checkpoint.spec.vocab_size, tokenizer, settings.eos_token_ids if settings else ())
+    return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
+                  _arithmetic(weights), checkpoint.warnings)
+
+
+def stored_bytes(checkpoint: registry.Checkpoint, arena: Arena, dtype: str) -> dict[str, int]:
+    """Target -> bytes of that tensor, in the checkpoint's own format unless another dtype was asked for."""
     stored = costs.stored_bytes(checkpoint.weights)
-    if dtype != "auto":
-        stored |= {target: matrix.nbytes for target, matrix in weights.matrices.items()}
-    return Opened(path, network, tokenizer, facts, generation, stored, _arithmetic(weights), checkpoint.warnings)
+    return stored if dtype == "auto" else stored | {one.bound.target: one.nbytes for one in arena.places}
+
+
+def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
+                 progress: Callable[[int, int], None] | None) -> Opened:
+    model = open_packed(path)
+    if dtype not in ("auto", model.dtype):
+        raise ParameterError(f"{path} was packed with dtype {model.dtype!r} and cannot become {dtype!r}; leave dtype "
+                             "out, or load the model it was made from")
+    text = model.tokenizer_text()
+    tokenizer, arena = _both(lambda: None if text is None else Tokenizer.from_json(text),
+                             lambda: model.read(backend, progress))
+    weights = arena.weights()
+    network = Network(model.spec, weights, backend, kv_dtype_for(model.dtype, kv_dtype))
+    facts = _facts(model.spec.vocab_size, tokenizer, model.eos_token_ids)
+    arithmetic = _arithmetic(weights)
+    return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, ())
 
 
 def _arithmetic(weights: Weights) -> str:
@@ -130,8 +156,8 @@ def _both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any
     return one, result[0]
 
 
-def _facts(rows: int, tokenizer: Tokenizer | None, settings: HfConfig | None) -> TokenFacts:
-    ends = [settings.eos_token_ids if settings else None, tokenizer.eos_token_ids if tokenizer else None]
+def _facts(rows: int, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...]) -> TokenFacts:
+    ends = [eos_token_ids, tokenizer.eos_token_ids if tokenizer else None]
     size = min(rows, tokenizer.vocab_size) if tokenizer else rows
     return TokenFacts(
         vocab_size=size,

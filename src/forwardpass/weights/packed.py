@@ -1,8 +1,9 @@
 """A model's packed weights kept in the user's cache directory, so that the next start reads instead of repacking.
 
-One file a (source, dtype): a header line, then the arena as the kernels read it. The header holds everything the bytes
-depend on; a file whose header differs is ignored and replaced. Failing to write it (a full disk, a read-only home)
-costs only the time of the next start. The oldest files go when together they exceed `MAX_TOTAL`.
+One file a (source, dtype), in the format of packed_file.py: its head holds a hash of everything the bytes depend on,
+its data are the arena as the kernels read it. A file whose head differs is ignored and replaced. Failing to write it (a
+full disk, a read-only home) costs only the time of the next start. The oldest files go when together they exceed
+`MAX_TOTAL`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+
+from forwardpass.weights import packed_file
 
 LAYOUT = 2
 """Counts up whenever a kernel layout or the order of the arena changes."""
 MIN_BYTES = 8 << 20
 """Smaller models are packed faster than their cache file is found."""
 MAX_TOTAL = 32 << 30
-_HEADER = 4096
 _TEXT = ".vocabulary"
-_PIECE = 8 << 20
 
 
 def source_key(files: Iterable[Path], dtype: str) -> str:
@@ -49,15 +48,10 @@ def read(directory: Path, key: str, arena: np.ndarray, threads: int) -> bool:
     except OSError:
         return False
     try:
-        if os.fstat(file).st_size != _HEADER + arena.size or os.pread(file, _HEADER, 0) != _header(key):
+        start = packed_file.beginning(_head(key))
+        if os.fstat(file).st_size != len(start) + arena.size or os.pread(file, len(start), 0) != start:
             return False
-        view = memoryview(arena)
-
-        def fill(at: int) -> bool:
-            return os.preadv(file, [view[at : at + _PIECE]], _HEADER + at) == min(_PIECE, arena.size - at)
-
-        with ThreadPoolExecutor(threads) as pool:
-            whole = all(pool.map(fill, range(0, arena.size, _PIECE)))
+        whole = packed_file.fill(file, len(start), arena, threads)
         os.utime(path)
         return whole
     except OSError:
@@ -69,9 +63,9 @@ def read(directory: Path, key: str, arena: np.ndarray, threads: int) -> bool:
 def write(directory: Path, key: str, arena: np.ndarray) -> None:
     """Keep `arena` for next time, atomically. Never raises for a disk that does not want it."""
     path = _place(directory, key)
-    if _keep(path, _header(key), memoryview(arena)):
-        with suppress(OSError):
-            _trim(path.parent, path)
+    with suppress(OSError):
+        _keep(path, key, arena)
+        _trim(path.parent, path)
 
 
 def read_text(directory: Path, key: str) -> str | None:
@@ -80,12 +74,14 @@ def read_text(directory: Path, key: str) -> str | None:
         kept = _place(directory, key).with_suffix(_TEXT).read_bytes()
     except OSError:
         return None
-    return kept[_HEADER:].decode("utf-8", "replace") if kept[:_HEADER] == _header(key) else None
+    start = packed_file.beginning(_head(key))
+    return kept[len(start) :].decode("utf-8", "replace") if kept.startswith(start) else None
 
 
 def write_text(directory: Path, key: str, text: str) -> None:
     """Keep `text` for next time, atomically. Never raises for a disk that does not want it."""
-    _keep(_place(directory, key).with_suffix(_TEXT), _header(key), text.encode())
+    with suppress(OSError):
+        _keep(_place(directory, key).with_suffix(_TEXT), key, text.encode())
 
 
 def packed_bytes(directory: Path, key: str) -> int:
@@ -96,23 +92,13 @@ def packed_bytes(directory: Path, key: str) -> int:
         return 0
 
 
-def _header(key: str) -> bytes:
-    return (b"forwardpass packed\n" + hashlib.sha256(key.encode()).hexdigest().encode()).ljust(_HEADER, b"\0")
+def _head(key: str) -> dict[str, str]:
+    return {"cache": hashlib.sha256(key.encode()).hexdigest()}
 
 
-def _keep(path: Path, *parts: bytes | memoryview) -> bool:
-    half = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(half, "wb") as file:
-            for part in parts:
-                file.write(part)
-        os.replace(half, path)
-        return True
-    except OSError:
-        with suppress(OSError):
-            half.unlink(missing_ok=True)
-        return False
+def _keep(path: Path, key: str, data: bytes | np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packed_file.write(path, [packed_file.beginning(_head(key)), data])
 
 
 def _trim(folder: Path, newest: Path) -> None:

@@ -1,0 +1,188 @@
+"""Packed models: one file that holds a whole model, written by `quantize` and read back without any other file.
+
+The head (see weights/packed_file.py) says what the data are: the arena of packed matrices, then the vectors as float32,
+then the tokenizer's text. The head's checksum is checked always. Every piece of the arena and the rest has its own, and
+all are checked whenever the model is loaded, by the threads that read: a flipped bit is an error, never another answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forwardpass.backends import native
+from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.models import spec_json
+from forwardpass.models.fields import show
+from forwardpass.models.loading import ALIGNMENT, Arena, Place, agree, lay_out
+from forwardpass.models.spec import MAX_SIZE, ModelSpec
+from forwardpass.models.weight_rows import HEAD, BoundRow, WeightRow, targets
+from forwardpass.quant.formats import DTYPES
+from forwardpass.weights import packed_file
+from forwardpass.weights.packed import LAYOUT
+from forwardpass.weights.source import TensorInfo, damaged
+
+AGAIN = "quantize the source again"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """What the head of a packed model says.
+
+    dtype: what it was packed as;  places: of the matrices in the arena;  vectors: target -> number of values;
+    generation: the settings of generation_config;  tokenizer: bytes of its text, 0 = none;  stored: target -> bytes of
+    that tensor in the source's own format.
+    """
+
+    path: Path
+    dtype: str
+    spec: ModelSpec
+    places: tuple[Place, ...]
+    vectors: Mapping[str, int]
+    generation: Mapping[str, Any]
+    eos_token_ids: tuple[int, ...]
+    tokenizer: int
+    stored: Mapping[str, int]
+    digests: tuple[str, ...]
+    start: int
+    arena_bytes: int
+    rest_bytes: int
+
+    def tensors(self) -> list[TensorInfo]:
+        """The matrices, each with its kernel layout as its type, and the vectors."""
+        found = [TensorInfo(one.bound.target, one.bound.row.shape, one.format, one.nbytes) for one in self.places]
+        return found + [TensorInfo(name, (size,), "F32", 4 * size) for name, size in self.vectors.items()]
+
+    def read(self, backend: native.NativeBackend, progress: Callable[[int, int], None] | None = None) -> Arena:
+        """All weights. Raises ModelFileError if a byte is not what was written."""
+        region = native.Region(max(self.arena_bytes, ALIGNMENT))
+        data = region.view(0, self.arena_bytes)
+
+        def same(number: int, part: memoryview) -> bool:
+            return hashlib.sha256(part).hexdigest() == self.digests[number]
+
+        with open(self.path, "rb") as file:
+            if not packed_file.fill(file.fileno(), self.start, data, backend.threads, same, progress):
+                raise self._flipped()
+        rest, vectors, at = self._rest(), {}, 0
+        for name, size in self.vectors.items():
+            vectors[name] = np.frombuffer(rest, "<f4", size, at).astype(np.float32)
+            if not np.isfinite(vectors[name]).all():
+                raise damaged(self.path, f"finite numbers in {name}", "NaN or infinity", AGAIN)
+            at += 4 * size
+        return Arena(list(self.places), data, region, vectors)
+
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer as it was kept, None if the model has none."""
+        if not self.tokenizer:
+            return None
+        try:
+            return self._rest()[self.rest_bytes - self.tokenizer :].decode("utf-8")
+        except UnicodeDecodeError:
+            raise damaged(self.path, "a tokenizer in UTF-8", "other bytes", AGAIN) from None
+
+    def _rest(self) -> bytes:
+        with open(self.path, "rb") as file:
+            rest = os.pread(file.fileno(), self.rest_bytes, self.start + self.arena_bytes)
+        if hashlib.sha256(rest).hexdigest() != self.digests[-1]:
+            raise self._flipped()
+        return rest
+
+    def _flipped(self) -> ModelFileError:
+        return damaged(self.path, "the bytes that were written", "others: a checksum differs", "copy the file again")
+
+
+def write(path: Path, arena: Arena, *, spec: ModelSpec, dtype: str, tokenizer: str | None,
+          generation: Mapping[str, Any], eos_token_ids: tuple[int, ...], stored: Mapping[str, int], threads: int,
+          progress: Callable[[int, int], None] | None = None) -> None:
+    """Write a packed model; the file is whole or not there. Raises OSError."""
+    text = (tokenizer or "").encode()
+    rest = b"".join(one.astype("<f4").tobytes() for one in arena.vectors.values()) + text
+    head = {
+        "layout": LAYOUT, "dtype": dtype, "spec": spec_json.to_json(spec),
+        "matrices": [[one.bound.target, one.format] for one in arena.places],
+        "vectors": list(arena.vectors),
+        "generation": dict(generation), "eos_token_ids": list(eos_token_ids), "tokenizer": len(text),
+        "stored": dict(stored),
+        "digests": [*packed_file.digests(arena.data, threads), hashlib.sha256(rest).hexdigest()],
+    }
+    packed_file.write(path, [packed_file.beginning(head), arena.data, rest], progress, sync=True)
+
+
+def open_packed(path: Path) -> PackedModel:
+    """Read and check the head of a packed model; nothing large is allocated. Raises ModelFileError or
+    UnsupportedModelError."""
+    head, start, nbytes = packed_file.read_head(path)
+    if head.get("layout") != LAYOUT or "spec" not in head:
+        raise UnsupportedModelError(f"{path}: the file is packed for kernels of layout {show(head.get('layout'))}, "
+                                    f"this program has {LAYOUT}; {AGAIN} with this program")
+
+    def wrong(what: str, expected: str) -> ModelFileError:
+        return damaged(path, f"{what}: {expected}", show(head.get(what)), AGAIN)
+
+    if head.get("dtype") not in DTYPES:
+        raise wrong("dtype", f"one of {', '.join(DTYPES)}")
+    spec = spec_json.from_json(head["spec"], f"{path}: spec")
+    shapes = {name: shape for name, shape in targets(spec).items() if not (spec.tied and name == HEAD)}
+    places, arena = _places(head.get("matrices"), {n: s for n, s in shapes.items() if len(s) == 2}, head, wrong)
+    names = head.get("vectors")
+    wanted = {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(wanted):
+        raise wrong("vectors", f"the {len(wanted)} that the spec asks for")
+    tokenizer = head.get("tokenizer")
+    if not _natural(tokenizer):
+        raise wrong("tokenizer", "a number of bytes")
+    rest = 4 * sum(wanted.values()) + tokenizer
+    if nbytes != arena + rest:
+        raise damaged(path, f"{arena + rest} bytes of data", f"{nbytes}", "copy the file again")
+    digests = head.get("digests")
+    if not isinstance(digests, list) or len(digests) != -(-arena // packed_file.PIECE) + 1 \
+            or not all(isinstance(one, str) for one in digests):
+        raise wrong("digests", "one checksum for each piece")
+    generation, ends = head.get("generation"), head.get("eos_token_ids")
+    if not isinstance(generation, dict):
+        raise wrong("generation", "an object")
+    if not isinstance(ends, list) or not all(_natural(one) for one in ends):
+        raise wrong("eos_token_ids", "token ids")
+    return PackedModel(path, head["dtype"], spec, places, {str(name): wanted[name] for name in names}, generation,
+                       tuple(ends), tokenizer, _stored(head, shapes, wrong), tuple(digests), start, arena, rest)
+
+
+def _places(listed: Any, shapes: Mapping[str, tuple[int, ...]], head: Mapping[str, Any],
+            wrong: Callable[[str, str], ModelFileError]) -> tuple[tuple[Place, ...], int]:
+    good = isinstance(listed, list) and all(
+        isinstance(one, list) and len(one) == 2 and all(isinstance(word, str) for word in one) for one in listed)
+    if not good or len(listed) != len(shapes) or {one[0] for one in listed} != set(shapes):
+        raise wrong("matrices", f"the {len(shapes)} that the spec asks for")
+    formats = dict(listed)
+    if not set(formats.values()) <= set(native.FORMATS):
+        raise wrong("matrices", f"layouts out of {', '.join(native.FORMATS)}")
+    agreed = dict(formats)
+    agree(agreed)
+    if agreed != formats:
+        raise wrong("matrices", "layouts that fit together where matrices share an input")
+    bound = [BoundRow(WeightRow(name, (name,), shapes[name]), TensorInfo(name, shapes[name], format, 0))
+             for name, format in listed]
+    try:
+        places, total = lay_out(zip(bound, formats.values(), strict=True))
+    except ValueError as error:  # sizes that no kernel takes
+        raise wrong("matrices", str(error)) from None
+    return tuple(places), total
+
+
+def _stored(head: Mapping[str, Any], shapes: Mapping[str, Any], wrong: Callable[[str, str], ModelFileError]
+            ) -> dict[str, int]:
+    stored = head.get("stored")
+    if not isinstance(stored, dict) or set(stored) != set(shapes) or not all(map(_natural, stored.values())):
+        raise wrong("stored", "bytes of each tensor")
+    return stored
+
+
+def _natural(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_SIZE * MAX_SIZE

@@ -1,0 +1,139 @@
+"""Perplexity and divergence against numbers computed the long way, and the report of `quantize`."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import forwardpass
+from forwardpass.cli import main
+from forwardpass.errors import ParameterError, UnsupportedModelError
+from forwardpass.tasks import quality
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+
+
+@pytest.fixture(scope="module")
+def models(tiny_folder):
+    folder = tiny_folder()
+    with forwardpass.load(folder, dtype="float32") as one, forwardpass.load(folder, dtype="int4") as other:
+        yield one, other
+
+
+def log_softmax(row: np.ndarray) -> np.ndarray:
+    row = row.astype(np.float64)
+    return row - math.log(sum(math.exp(x - row.max()) for x in row)) - row.max()
+
+
+def test_against_a_plain_loop(models):
+    """The tiny model's context of 128 is its window; 300 tokens are two whole windows and one of 44."""
+    one, other = models
+    ids = quality.text_ids(one, TEXT, 300)
+    assert len(ids) == 300
+    loss = [0.0, 0.0]
+    divergence = same = count = 0
+    for at in (0, 128, 256):
+        window = ids[at : at + 128]
+        both = [one.logits(window), other.logits(window)]
+        for i, target in enumerate(window[1:]):
+            p, q = (log_softmax(rows[i]) for rows in both)
+            loss[0] -= p[target]
+            loss[1] -= q[target]
+            divergence += sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
+            same += int(p.argmax() == q.argmax())
+            count += 1
+    done = []
+    reference, found, scored = quality.compare(one, {"int4": other}, ids, lambda *now: done.append(now))
+    assert scored == count == 297 and done == [(128, 300), (256, 300), (300, 300)]
+    assert reference.perplexity == pytest.approx(math.exp(loss[0] / count), rel=1e-9)
+    assert found["int4"].perplexity == pytest.approx(math.exp(loss[1] / count), rel=1e-9)
+    assert found["int4"].kl == pytest.approx(divergence / count, rel=1e-9) and found["int4"].kl > 1e-5
+    assert found["int4"].same_top == same / count
+
+
+def test_a_model_against_itself(models):
+    one, _ = models
+    ids = quality.text_ids(one, TEXT, 129)  # a last window of one token has nothing to score
+    reference, found, scored = quality.compare(one, {"same": one}, ids)
+    assert scored == 127 and found["same"] == quality.Quality(reference.perplexity, 0.0, 1.0)
+    assert reference.perplexity == pytest.approx(one.score(ids[:128]).perplexity, rel=1e-6)
+
+
+def test_texts(models, tmp_path, monkeypatch, tiny_folder):
+    with pytest.raises(ParameterError, match="two tokens"):
+        quality.compare(models[0], {}, [5])
+    assert len(quality.measuring_text()) > 100_000
+    (tmp_path / "t.txt").write_text("caf\u00e9", "utf-8")
+    monkeypatch.setenv("FORWARDPASS_TEXT", str(tmp_path / "t.txt"))
+    assert quality.measuring_text() == "caf\u00e9" == quality.measuring_text(tmp_path / "t.txt")
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    for name in ("bad.txt", "none.txt", "nul\0"):
+        with pytest.raises(ParameterError, match="cannot be read"):
+            quality.measuring_text(tmp_path / name)
+    bare = tiny_folder(tokenizer=False)
+    with forwardpass.load(bare) as model, pytest.raises(UnsupportedModelError, match="tokenizer"):
+        quality.text_ids(model, "abc", 5)
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_the_report(tiny_folder, tmp_path, text, capsys):
+    source, out = tiny_folder(), tmp_path / "m.fpk"
+    arguments = ["quantize", str(source), str(out), "--dtype", "int4", "--text", str(text), "--tokens", "256"]
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes"] == out.stat().st_size and report["dtype"] == "int4" and report["path"] == str(out)
+    found = report["quality"]
+    with forwardpass.load(source) as one, forwardpass.load(source, dtype="int4") as other:
+        ids = quality.text_ids(one, TEXT, 256)
+        reference, others, scored = quality.compare(one, {"x": other}, ids)
+    assert found["source"]["perplexity"] == reference.perplexity and found["scored_tokens"] == scored == 254
+    assert found["packed"] == {"perplexity": others["x"].perplexity, "kl": others["x"].kl,
+                               "same_top": others["x"].same_top}
+    assert main(arguments) == 1
+    assert "--force" in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == 0
+    assert "mean KL divergence" in capsys.readouterr().out
+
+
+def test_without_a_report(tiny_folder, tmp_path, capsys):
+    source = tiny_folder(tokenizer=False)
+    assert main(["quantize", str(source), str(tmp_path / "m.fpk"), "--tokens", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quality"] is None
+    for tokens in ("1", "-4"):
+        assert main(["quantize", str(source), str(tmp_path / "n.fpk"), f"--tokens={tokens}"]) == 1
+        assert "--tokens must be 0" in capsys.readouterr().err
+    assert main(["quantize", str(source), str(tmp_path / "n.fpk"), "--text", str(tmp_path / "none")]) == 1
+    assert "cannot be read" in capsys.readouterr().err and not (tmp_path / "n.fpk").exists()
+
+
+def test_help_has_examples(capsys):
+    assert main(["quantize", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "forwardpass quantize smollm2-135m smollm2.fpk --dtype int8" in lines
+    assert main(["quantize", "one"]) == 2
+
+
+def test_inspect_a_packed_model(tiny_folder, tmp_path, capsys):
+    source, out = tiny_folder(), tmp_path / "m.fpk"
+    assert main(["quantize", str(source), str(out), "--tokens", "0", "--dtype", "int8"]) == 0
+    capsys.readouterr()
+    shown = {}
+    for path in (source, out):
+        assert main(["inspect", str(path), "--json"]) == 0
+        shown[path] = json.loads(capsys.readouterr().out)
+    ours, theirs = shown[out], shown[source]
+    assert ours["kind"] == "packed" and ours["metadata"]["dtype"] == "int8" and ours["unsupported"] == []
+    assert ours["spec"] == theirs["spec"] and ours["tokenizer"] == theirs["tokenizer"]
+    assert ours["chat_template"] == theirs["chat_template"] and set(ours["types"]) == {"Q8C", "F32"}
+    assert ours["file_bytes"] == out.stat().st_size
