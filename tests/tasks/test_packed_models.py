@@ -162,7 +162,8 @@ def test_every_flipped_bit_is_noticed(packed, tmp_path):
     whole, out = bytearray(packed.read_bytes()), tmp_path / "m.fpk"
     model = open_packed(packed)
     text = 60 + struct.unpack_from("<Q", whole, 20)[0]
-    places = [0, 17, 21, 30, 60, text - 1, text, model.start - 1] + [model.start + one.offset + one.nbytes // 2 for one in model.places]
+    places = [0, 17, 21, 30, 60, text - 1, text, model.start - 1]
+    places += [model.start + one.offset + one.nbytes // 2 for one in model.places]
     places += [model.start + model.arena_bytes, model.start + model.arena_bytes + model.rest_bytes - 1]
     for at in places:
         whole[at] ^= 4
