@@ -64,7 +64,7 @@ def loaded(tools, row, stored):
     bound = match([row], source)
     backend = native.NativeBackend(1)
     checkpoint = Checkpoint(None, tuple(bound), ())
-    weights = load_weights(checkpoint, source, "float32", backend)
+    weights = load_weights(checkpoint, source, "float32", backend).weights()
     if len(row.shape) == 1:
         return weights.vectors[row.target]
     matrix = weights.matrices[row.target]

@@ -15,7 +15,8 @@ from forwardpass.weights import iq_tables
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import BLOCKS
 
-GROUPED = [kind for kind in BLOCKS if kind not in ("F32", "F16", "BF16")]
+# C8 has the bytes of G8 and one scale for a whole row, which random bytes have not.
+GROUPED = [kind for kind in BLOCKS if kind not in ("F32", "F16", "BF16", "W16", "C8")]
 
 
 def floats(kind: str, raw: np.ndarray) -> np.ndarray:
