@@ -89,6 +89,18 @@ class LlamaCpp:
         return [new * len(prompts), time.perf_counter() - start]
 
 
+    def perplexity(self, ids: list[int], window: int, way: str) -> float:
+        """Of the text cut into windows that do not see one another, the first token of each unscored."""
+        context, loss, scored = self.context(way, window, purpose="perplexity"), 0.0, 0
+        for at in range(0, len(ids) - 1, window):
+            part = ids[at : at + window]
+            for row, target in zip(context.logits(part[:-1]), part[1:], strict=True):
+                row = row.astype(self.numpy.float64)
+                loss += row.max() + self.numpy.log(self.numpy.exp(row - row.max()).sum()) - row[target]
+                scored += 1
+        return float(self.numpy.exp(loss / scored))
+
+
 class Context:
     """Some sequences of one model. ids: what the first one holds."""
 
@@ -132,6 +144,20 @@ class Context:
         token = self.extend(ids)
         for _ in range(new - 1):
             token = self.extend([token])
+
+    def logits(self, ids: list[int]):
+        """The logits after each token of a text that is at most BATCH long, row by row."""
+        self.keep(0)
+        rows = self.rows
+        rows.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            rows.token[i], rows.pos[i], rows.logits[i] = token, i, True
+            rows.n_seq_id[i], rows.seq_id[i][0] = 1, 0
+        if self.api.llama_decode(self.pointer, rows):
+            raise RuntimeError("llama_decode failed")
+        for i in range(len(ids)):
+            pointer = ctypes.cast(self.api.llama_get_logits_ith(self.pointer, i), ctypes.POINTER(ctypes.c_float))
+            yield self.numpy.ctypeslib.as_array(pointer, (self.vocabulary,))
 
     def step(self, added: list[list[int]]) -> list[int]:
         """Append tokens to each sequence; the likeliest next token of each."""

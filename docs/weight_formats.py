@@ -9,6 +9,7 @@ from forwardpass.quant.formats import bits_a_weight, kernel_format
 from forwardpass.weights.source import BLOCKS
 
 PAGE = Path(__file__).with_name("weight-formats.md")
+MOST_COLUMNS = 1 << 24  # of a matrix
 BEGIN, END = "<!-- made by weight_formats.py -->\n", "<!-- end -->\n"
 
 
@@ -23,7 +24,8 @@ def table() -> str:
         levels, span, minimum = "float", "", ""
         if facts["grouped"]:
             levels = f"{facts['least']} to {facts['greatest']}"
-            span, minimum = facts["span"], "yes" if facts["with_min"] else "no"
+            span = "all" if facts["span"] >= MOST_COLUMNS else facts["span"]
+            minimum = "yes" if facts["with_min"] else "no"
         bits = f"{8 * nbytes / values:.4g}"
         lines.append(f"| {name} | {bits} | {levels} | {span} | {minimum} | {layout} | {bits_a_weight(layout):g} |")
     return "\n".join(lines) + "\n"

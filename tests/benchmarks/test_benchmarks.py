@@ -61,6 +61,15 @@ def test_a_peer_that_is_not_there_is_named(smollm2_path, tmp_path):
     assert positive(result["ours"])
 
 
+def test_quality(smollm2_path):
+    printed, result = run("quality.py", "--model", str(smollm2_path), "--peer", "llama.cpp", "--peer-python",
+                          sys.executable + "-that-is-not-there")
+    assert result["bench"] == "quality" and result["scored_tokens"] == 127 and result["window"] == 512
+    assert set(result["ours"]["perplexity"]) == {"float32/float32", "auto/bfloat16"}
+    assert result["ours"]["kl"]["float32/float32"] == 0 < result["ours"]["kl"]["auto/bfloat16"] < 0.05
+    assert result["missing"]["llama.cpp"] and result["ratio"] == {} and "auto/bfloat16" in printed
+
+
 @pytest.mark.parametrize("op", ["linear", "attention"])
 def test_kernels_are_compared_before_they_are_timed(op):
     table, result = run("kernels.py", "--op", op, "--format", "Q4", "--isa", "scalar")

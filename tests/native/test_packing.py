@@ -238,3 +238,23 @@ def test_wrong_sizes_are_refused():
                        np.zeros(_native.matrix_bytes(4, 3, 64), np.uint8))]:
         with pytest.raises(ValueError):
             _native.pack(pool, *arguments)
+
+
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_rows_of_quantised_linears(n, k):
+    """G8 and C8 keep every bit, C8 its one scale a row too; G4 is within the unit of its row, as Q4_1 is."""
+    rng = np.random.default_rng(5)
+    q = rng.integers(-128, 128, (n, k // 32, 32)).astype(np.int8)
+    halves = rng.uniform(0.001, 0.01, (n, k // 32, 1)).astype(np.float16).astype(np.float32)
+    rows = np.repeat(rng.uniform(0.001, 0.01, (n, 1, 1)).astype(np.float32), k // 32, axis=1)
+    for type, format, d in (("G8", "Q8", halves), ("C8", "Q8C", rows)):
+        raw = np.concatenate([d.view(np.uint8), q.view(np.uint8)], axis=2)
+        packed = pack(format, type, n, k, np.ascontiguousarray(raw).reshape(-1))
+        assert same(packed.rows(), (q.astype(np.float32) * d).reshape(n, k)), type
+    levels, m = rng.integers(0, 16, (n, k // 32, 32)).astype(np.uint8), -8 * halves
+    nibbles = levels[:, :, :16] | levels[:, :, 16:] << 4
+    raw = np.concatenate([halves.view(np.uint8), m.view(np.uint8), nibbles], axis=2)
+    packed = pack("Q4", "G4", n, k, np.ascontiguousarray(raw).reshape(-1))
+    exact = (levels * halves + m).reshape(n, k)
+    error = np.abs(packed.rows() - exact) / packed.row_scale()[:, None]
+    assert (error <= 4.5 + 1e-3).all()
