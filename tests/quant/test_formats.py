@@ -13,9 +13,11 @@ from forwardpass import _native
 from forwardpass.backends.native import FORMATS
 from forwardpass.quant.formats import DTYPES, bits_a_weight, has_layout, kernel_format
 from forwardpass.weights.dequantize import dequantize
+from forwardpass.weights.repack import REPACKED
 from forwardpass.weights.source import BLOCKS
 from kernel_tools import pack, same
 
+STORED = [kind for kind in BLOCKS if kind not in REPACKED]  # the others: tests/native/test_packing.py
 ROWS = 19
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,7 +31,7 @@ def random_matrix(kind: str, seed: int, columns: int = 768) -> tuple[np.ndarray,
     return raw, exact
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", STORED)
 def test_as_stored(kind):
     layout = kernel_format(kind, "auto")
     for seed, columns in ((1, 256), (2, 768)):
@@ -42,7 +44,7 @@ def test_as_stored(kind):
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "auto"])
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", STORED)
 def test_requested(kind, dtype):
     raw, exact = random_matrix(kind, 3)
     packed = pack(kernel_format(kind, dtype), kind, ROWS, exact.shape[1], raw)
@@ -60,7 +62,7 @@ def test_requested(kind, dtype):
         assert (np.abs(found - exact) <= step * 0.501 + 4.6 * packed.row_scale()[:, None]).all()
 
 
-@pytest.mark.parametrize("kind", sorted(BLOCKS.keys() - {"MXFP4", "NVFP4"}))  # whose scales are always numbers
+@pytest.mark.parametrize("kind", sorted({*STORED} - {"MXFP4", "NVFP4"}))  # whose scales are always numbers
 @pytest.mark.parametrize("number", [np.inf, np.nan])
 def test_a_scale_that_is_no_number_is_reported(kind, number):
     raw, _ = random_matrix(kind, 4)
@@ -79,7 +81,7 @@ def test_a_scale_too_great_for_half_precision_is_reported():
 
 
 def test_the_chosen_layout_is_the_smallest_that_keeps_the_levels():
-    grouped = [kind for kind in BLOCKS if _native.testing.stored_type(kind)["grouped"]]
+    grouped = [kind for kind in STORED if _native.testing.stored_type(kind)["grouped"]]
     for kind in grouped:
         raw, exact = random_matrix(kind, 7)
         fits = []
