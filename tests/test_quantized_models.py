@@ -13,6 +13,7 @@ import hf_packers as packers
 import tiny_models
 from agreement import reference_logits, relative_error
 from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.tasks.quantizing import quantize
 
 PROMPT = np.random.default_rng(7).integers(2, tiny_models.VOCABULARY, 40).tolist()
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
@@ -216,3 +217,14 @@ def test_scales_that_are_not_finite(tmp_path):
     packers.save(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match=r"mlp\.up_proj\.weight holds NaN or infinite"):
         forwardpass.load(tmp_path)
+
+
+@pytest.mark.parametrize("case", tiny_models.CASES)
+def test_every_family_packs_into_one_file(case, tmp_path):
+    """What a family's spec holds survives the packed file: windows, experts, scales, norms of every kind."""
+    family, changes = tiny_models.CASES[case]
+    source = tiny_models.save(tiny_models.make(family, **changes), tmp_path / "source")
+    quantize(source, tmp_path / "m.fpk", "int8", 2)
+    with forwardpass.load(source, dtype="int8") as model, forwardpass.load(tmp_path / "m.fpk") as again:
+        assert again.spec == model.spec
+        assert np.array_equal(again.logits(PROMPT), model.logits(PROMPT))
