@@ -107,6 +107,21 @@ COMMANDS: tuple[Command, ...] = (
         ),
         Argument("prompt", "The prompt; - reads it from standard input."),
     ),
+    Command(
+        "complete",
+        "Complete a source file at the cursor, from the text before and after it.",
+        (
+            Option("at", TEXT, "LINE:COL of the cursor, counted from 1 (default: the end of the file)."),
+            Option("prefix_only", FLAG, "Use only the text before the cursor."),
+            Option("context_tokens", INT, "Most tokens of the file that are read (default: what the model has room for)."),
+            Option("model", TEXT, "A path, a name of the catalogue, or hf:org/name.", "qwen2.5-coder-0.5b"),
+            *LOADING[1:],
+            *SAMPLING[:-1],
+            JSON,
+            DEBUG,
+        ),
+        Argument("file", "The source file; - reads it from standard input."),
+    ),
     Command("chat", "Talk with a model over several turns.", (*LOADING, SYSTEM, *SAMPLING[:-1], JSON, DEBUG)),
     Command("models", "List the catalogue.", (JSON, DEBUG)),
     Command(

@@ -23,7 +23,7 @@ def run(prompt, model, dtype, kv_dtype, threads, system, raw, explain, json, **s
             return _explained(loaded, request, params, json)
         if json or (sampling["num_return_sequences"] or 1) > 1:
             return _whole(loaded, request, params, json)
-        return _streamed(loaded, request, params)
+        return stream_out(lambda: loaded.stream(text, **params) if raw else loaded.chat(request, stream=True, **params))
 
 
 def load(model: str, dtype: str, kv_dtype: str, threads: int | None):
@@ -60,10 +60,10 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def _streamed(model, request, params: dict) -> int:
+def stream_out(begin) -> int:
+    """The pieces of begin() to stdout as they come, then a line of figures on stderr."""
     start = perf_counter()
-    first = None
-    stream = model.stream(request, **params) if isinstance(request, str) else model.chat(request, stream=True, **params)
+    first, stream = None, begin()
     try:
         for piece in stream:
             first = first or perf_counter() - start

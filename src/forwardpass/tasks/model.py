@@ -23,6 +23,7 @@ from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedMo
 from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
 from forwardpass.stages.preprocess import check_ids, encode_prompt
 from forwardpass.tasks.chat import fitting_ids
+from forwardpass.tasks.complete import completion_ids, suffix_stop
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.stream import Stream
 
@@ -92,6 +93,7 @@ class Model:
         self.arithmetic = opened.arithmetic
         self.network = opened.network
         self.facts = opened.facts
+        self.fim = opened.fim
         self._generation = opened.generation
         self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
         for sentence in opened.warnings:
@@ -136,6 +138,41 @@ class Model:
         ids, dropped = fitting_ids(self._tokenizer("chat"), messages, context, least, wanted, on_overflow)
         if dropped:
             warnings.warn(f"the conversation no longer fits: its {dropped} oldest messages were dropped", stacklevel=2)
+        if stream:
+            return self._stream(ids, chosen, params, started)
+        request = self._requests([ids], chosen, params, started)[0]
+        self.engine.run([request])
+        done = request.completions()
+        return done[0] if len(done) == 1 else done
+
+    def complete(self, prefix: str, suffix: str | None = None, *, stream: bool = False,
+                 context_tokens: int | None = None, **params: Any) -> Completion | list[Completion] | Stream:
+        """What belongs between prefix and suffix: source code, or any text. Greedy unless the caller says otherwise.
+
+        suffix: the text after the cursor; without it the prefix is simply continued. With it the model must have tokens
+            for filling in the middle; the answer ends where the model says so, or where the suffix would be repeated.
+        context_tokens: prompt tokens at most; default and upper bound is what the model has room for. Where the texts
+            are longer, what is furthest from the cursor is left out.
+        """
+        started = perf_counter()
+        tokenizer = self._tokenizer("complete")
+        chosen = self._params(params)
+        for name, text in (("prefix", prefix), ("suffix", suffix)):
+            if not isinstance(text, str) and not (name == "suffix" and text is None):
+                raise ParameterError(f"{name} must be text, not {type(text).__name__}")
+        if suffix is not None and self.fim is None:
+            raise UnsupportedModelError(f"{self.path} has no tokens for filling in the middle; leave the suffix out to "
+                                        "continue the prefix, or use a code model that has them")
+        room = self.spec.max_position_embeddings - chosen.max_new_tokens
+        if context_tokens is not None:
+            if isinstance(context_tokens, bool) or not isinstance(context_tokens, int) or context_tokens < 1:
+                raise ParameterError(f"context_tokens must be a whole number of at least 1, not {context_tokens!r}")
+            room = min(room, context_tokens)
+        ids = completion_ids(tokenizer, self.fim, prefix, suffix, room)
+        if suffix is not None:
+            stop = suffix_stop(suffix)
+            chosen = replace(chosen, stop=(*chosen.stop, *([stop] if stop else [])),
+                             stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *self.fim.ends))))
         if stream:
             return self._stream(ids, chosen, params, started)
         request = self._requests([ids], chosen, params, started)[0]

@@ -1,0 +1,84 @@
+"""Code completion: what belongs at the cursor, given the text before it and, if the model can, the text after it.
+
+Fill in the middle after Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle": prefix and
+suffix stand in the prompt between special tokens, and the model writes the middle until its own end token.
+"""
+
+from __future__ import annotations
+
+from forwardpass.errors import ContextLengthError, ParameterError
+from forwardpass.weights.fim import FimTokens, fim_prompt
+
+SUFFIX_SHARE = 4
+"""The text after the cursor gets at most a quarter of the room where prefix and suffix don't both fit."""
+CHARACTERS_A_TOKEN = 32
+"""Text further from the cursor than this many characters for each token of room is never tokenised."""
+TELLING = 8
+"""Characters that are not blank from which on a beginning of the suffix is unmistakable."""
+
+
+def completion_ids(tokenizer, fim: FimTokens | None, prefix: str, suffix: str | None, room: int) -> list[int]:
+    """Token ids of the prompt, at most `room` of them. fim: the model's tokens for it; needed with a suffix.
+
+    Prefix and suffix are plain text: what looks like a special token in them is none. Where they don't fit, the text
+    furthest from the cursor is left out, whole lines of it if possible.
+    """
+    encode = _encoder(tokenizer, room)
+    if suffix is None:
+        opening = tokenizer.encode("", add_special_tokens=True, parse_special=False)
+        ids = opening + _tail(encode(prefix[-room * CHARACTERS_A_TOKEN :]), room - len(opening), tokenizer)
+        if not ids:
+            raise ParameterError("nothing to complete: the prefix has no tokens, and this model has no BOS token to "
+                                 "start from")
+        return ids
+    room -= len(fim_prompt(fim, [], []))
+    if room < 1:
+        raise ContextLengthError("the special tokens of filling in the middle leave no room for text; lower "
+                                 "max_new_tokens or raise context_tokens")
+    before = encode(prefix[-room * CHARACTERS_A_TOKEN :])
+    after = encode(suffix[: room * CHARACTERS_A_TOKEN])
+    share = min(len(after), max(room - len(before), room // SUFFIX_SHARE))
+    return fim_prompt(fim, _tail(before, room - share, tokenizer), _head(after, share, tokenizer))
+
+
+def suffix_stop(suffix: str | None) -> str | None:
+    """The beginning of the suffix, up to the end of a line, that the answer must not repeat: where it comes up, the
+    middle has ended. None if the suffix has too little in it to be told from the answer's own text.
+
+    Example: ")\\n    return total\\n" gives ")\\n    return total", since ")" alone may well be part of the middle.
+    """
+    end = 0
+    while suffix and end < len(suffix):
+        newline = suffix.find("\n", end)
+        end = len(suffix) if newline < 0 else newline + 1
+        beginning = suffix[:end].rstrip()
+        if sum(not character.isspace() for character in beginning) >= TELLING:
+            return beginning
+    return None
+
+
+def _encoder(tokenizer, room: int):
+    if room < 1:
+        raise ContextLengthError("no room for a prompt: max_new_tokens takes the whole context; lower it")
+    return lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+
+
+def _tail(ids: list[int], room: int, tokenizer) -> list[int]:
+    """The last `room` tokens, from the beginning of a line if one begins in their first half."""
+    if len(ids) <= room:
+        return ids
+    kept = ids[len(ids) - room :]
+    for place, token in enumerate(kept[: room // 2]):
+        if tokenizer.decode([token]).endswith("\n"):
+            return kept[place + 1 :]
+    return kept
+
+
+def _head(ids: list[int], room: int, tokenizer) -> list[int]:
+    """The first `room` tokens, to the end of a line if one ends in their second half."""
+    if len(ids) <= room:
+        return ids
+    for place in range(room - 1, room // 2, -1):
+        if "\n" in tokenizer.decode([ids[place]]):
+            return ids[: place + 1]
+    return ids[:room]
