@@ -7,7 +7,7 @@ suffix stand in the prompt between special tokens, and the model writes the midd
 from __future__ import annotations
 
 from forwardpass.errors import ContextLengthError, ParameterError
-from forwardpass.weights.fim import FimTokens, fim_prompt
+from forwardpass.weights.fill_in_middle import FillInMiddle, encode_around
 
 SUFFIX_SHARE = 4
 """The text after the cursor gets at most a quarter of the room where prefix and suffix don't both fit."""
@@ -17,28 +17,26 @@ TELLING = 8
 """Characters that are not blank from which on a beginning of the suffix is unmistakable."""
 
 
-def completion_ids(tokenizer, fim: FimTokens | None, prefix: str, suffix: str | None, room: int) -> list[int]:
-    """Token ids of the prompt, at most `room` of them. fim: the model's tokens for it; needed with a suffix.
+def completion_ids(tokenizer, middle: FillInMiddle | None, prefix: str, suffix: str | None, room: int) -> list[int]:
+    """Token ids of the prompt, at most `room` of them. middle: how the model fills one in; needed with a suffix.
 
     Prefix and suffix are plain text: what looks like a special token in them is none. Where they don't fit, the text
     furthest from the cursor is left out, whole lines of it if possible.
     """
-    encode = _encoder(tokenizer, room)
-    if suffix is None:
-        opening = tokenizer.encode("", add_special_tokens=True, parse_special=False)
-        ids = opening + _tail(encode(prefix[-room * CHARACTERS_A_TOKEN :]), room - len(opening), tokenizer)
-        if not ids:
-            raise ParameterError("nothing to complete: the prefix has no tokens, and this model has no BOS token to "
-                                 "start from")
-        return ids
-    room -= len(fim_prompt(fim, [], []))
-    if room < 1:
-        raise ContextLengthError("the special tokens of filling in the middle leave no room for text; lower "
-                                 "max_new_tokens or raise context_tokens")
-    before = encode(prefix[-room * CHARACTERS_A_TOKEN :])
-    after = encode(suffix[: room * CHARACTERS_A_TOKEN])
+    marks = len(tokenizer.prefix_ids if suffix is None else middle.prompt([], []))
+    if room <= marks:
+        raise ContextLengthError(f"a completion has room for {max(room, 0)} prompt tokens, of which {marks} are not text; "
+                                 "lower max_new_tokens or raise context_tokens")
+    room -= marks
+    reach = room * CHARACTERS_A_TOKEN
+    before, after = encode_around(tokenizer, prefix[-reach:], (suffix or "")[:reach])
     share = min(len(after), max(room - len(before), room // SUFFIX_SHARE))
-    return fim_prompt(fim, _tail(before, room - share, tokenizer), _head(after, share, tokenizer))
+    before, after = _tail(before, room - share, tokenizer), _head(after, share, tokenizer)
+    if suffix is not None:
+        return middle.prompt(before, after)
+    if not (ids := [*tokenizer.prefix_ids, *before]):
+        raise ParameterError("nothing to complete: the prefix is empty, and this model has no token to start a text from")
+    return ids
 
 
 def suffix_stop(suffix: str | None) -> str | None:
@@ -55,12 +53,6 @@ def suffix_stop(suffix: str | None) -> str | None:
         if sum(not character.isspace() for character in beginning) >= TELLING:
             return beginning
     return None
-
-
-def _encoder(tokenizer, room: int):
-    if room < 1:
-        raise ContextLengthError("no room for a prompt: max_new_tokens takes the whole context; lower it")
-    return lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False)
 
 
 def _tail(ids: list[int], room: int, tokenizer) -> list[int]:

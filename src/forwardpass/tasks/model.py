@@ -26,6 +26,7 @@ from forwardpass.tasks.chat import fitting_ids
 from forwardpass.tasks.complete import completion_ids, suffix_stop
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.stream import Stream
+from forwardpass.weights.fill_in_middle import fill_in_middle
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
@@ -93,7 +94,6 @@ class Model:
         self.arithmetic = opened.arithmetic
         self.network = opened.network
         self.facts = opened.facts
-        self.fim = opened.fim
         self._generation = opened.generation
         self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
         for sentence in opened.warnings:
@@ -160,7 +160,8 @@ class Model:
         for name, text in (("prefix", prefix), ("suffix", suffix)):
             if not isinstance(text, str) and not (name == "suffix" and text is None):
                 raise ParameterError(f"{name} must be text, not {type(text).__name__}")
-        if suffix is not None and self.fim is None:
+        middle = None if suffix is None else fill_in_middle(tokenizer)
+        if suffix is not None and middle is None:
             raise UnsupportedModelError(f"{self.path} has no tokens for filling in the middle; leave the suffix out to "
                                         "continue the prefix, or use a code model that has them")
         room = self.spec.max_position_embeddings - chosen.max_new_tokens
@@ -168,11 +169,11 @@ class Model:
             if isinstance(context_tokens, bool) or not isinstance(context_tokens, int) or context_tokens < 1:
                 raise ParameterError(f"context_tokens must be a whole number of at least 1, not {context_tokens!r}")
             room = min(room, context_tokens)
-        ids = completion_ids(tokenizer, self.fim, prefix, suffix, room)
+        ids = completion_ids(tokenizer, middle, prefix, suffix, room)
         if suffix is not None:
             stop = suffix_stop(suffix)
             chosen = replace(chosen, stop=(*chosen.stop, *([stop] if stop else [])),
-                             stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *self.fim.ends))))
+                             stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *middle.ends))))
         if stream:
             return self._stream(ids, chosen, params, started)
         request = self._requests([ids], chosen, params, started)[0]
