@@ -42,7 +42,8 @@ class Hole:
 
 def main() -> int:
     parser = _common.parser(__doc__)
-    parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="a path or a catalogue name (default %(default)s)")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b",
+                        help="a path or a catalogue name (default %(default)s)")
     parser.add_argument("--holes", type=int, default=50, help="of each kind (default %(default)s)")
     parser.add_argument("--long", type=int, default=0, metavar="TOKENS", help="also measure a prompt of this length")
     parser.add_argument("--dtype", default="auto")
@@ -111,7 +112,8 @@ def cut(text: str, function: ast.FunctionDef, kind: str, chance: random.Random) 
     lines = text.splitlines(keepends=True)
     body = function.body[1:] if ast.get_docstring(function) else function.body
     if kind == "single":
-        simple = [node for node in ast.walk(function) if isinstance(node, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign))
+        kinds = (ast.Assign, ast.Return, ast.Expr, ast.AugAssign)
+        simple = [node for node in ast.walk(function) if isinstance(node, kinds)
                   and node.lineno == node.end_lineno and node.lineno > body[0].lineno
                   and len(ast.get_source_segment(text, node) or "") >= 12]
         if not simple:
@@ -182,7 +184,8 @@ def long_prompt(model, tokens: int) -> dict[str, dict[str, float]]:
 
 def kept_bytes(model) -> int:
     """KV memory that the finished prompt still holds for a next one that begins the same way."""
-    return sum(pool.used * pool.block_bytes for pool in model.engine.pools)
+    cache = model.engine.cache
+    return cache.size - cache.free
 
 
 if __name__ == "__main__":

@@ -109,5 +109,12 @@ class FakeModel:
         self.streams.append(FakeStream(text, WORDS, self.wait))
         return self.streams[-1]
 
+    def complete(self, prefix, suffix=None, **params):
+        self.calls.append(("complete", [prefix, suffix], params))
+        if not params.get("stream"):
+            return completion(prefix, WORDS)
+        self.streams.append(FakeStream(prefix, WORDS, self.wait))
+        return self.streams[-1]
+
     def explain(self, request, **params):
         return FakeReport(completion(self._begin("explain", request, params), WORDS))

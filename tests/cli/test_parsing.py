@@ -19,6 +19,8 @@ PLAIN = [
     ["run", "hello", "--eos-token-id", "1", "--eos-token-id", "2", "--seed", "007"],
     ["run", "hello", "--model", "a=b", "--model=c=d"],
     ["run", "hello", "--temperature", "1.", "--system", "Be brief."],
+    ["complete", "f.py"],
+    ["complete", "-", "--at", "3:7", "--prefix-only", "--context-tokens", "512"],
     ["chat"],
     ["chat", "--threads", "2", "--debug"],
     ["models", "--json"],

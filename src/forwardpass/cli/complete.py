@@ -18,7 +18,7 @@ def run(file, at, model, dtype, kv_dtype, threads, prefix_only, context_tokens, 
     prefix, suffix = cut(text, at, file)
     with load(model, dtype, kv_dtype, threads) as loaded:
         params = {**given(sampling), "context_tokens": context_tokens}
-        after = None if prefix_only else suffix
+        after = None if prefix_only else suffix or None  # at the end of a file there is no middle
         if json:
             print_json(as_record(loaded.complete(prefix, after, **params)))
             return 0

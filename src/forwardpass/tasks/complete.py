@@ -25,8 +25,8 @@ def completion_ids(tokenizer, middle: FillInMiddle | None, prefix: str, suffix: 
     """
     marks = len(tokenizer.prefix_ids if suffix is None else middle.prompt([], []))
     if room <= marks:
-        raise ContextLengthError(f"a completion has room for {max(room, 0)} prompt tokens, of which {marks} are not text; "
-                                 "lower max_new_tokens or raise context_tokens")
+        raise ContextLengthError(f"a completion has room for {max(room, 0)} prompt tokens, of which {marks} are not "
+                                 "text; lower max_new_tokens or raise context_tokens")
     room -= marks
     reach = room * CHARACTERS_A_TOKEN
     before, after = encode_around(tokenizer, prefix[-reach:], (suffix or "")[:reach])

@@ -163,8 +163,10 @@ class Model:
         middle = None if suffix is None else fill_in_middle(tokenizer)
         if suffix is not None and middle is None:
             raise UnsupportedModelError(f"{self.path} has no tokens for filling in the middle; leave the suffix out to "
-                                        "continue the prefix, or use a code model that has them")
-        room = self.spec.max_position_embeddings - chosen.max_new_tokens
+                                        "continue the prefix, or use a model that has them (qwen2.5-coder-0.5b does)")
+        room = self.spec.max_position_embeddings
+        named = params.get("max_new_tokens") is not None
+        room -= chosen.max_new_tokens if named else min(chosen.max_new_tokens, room // 4)
         if context_tokens is not None:
             if isinstance(context_tokens, bool) or not isinstance(context_tokens, int) or context_tokens < 1:
                 raise ParameterError(f"context_tokens must be a whole number of at least 1, not {context_tokens!r}")
