@@ -12,6 +12,10 @@ ODD = KIN | dict(num_attention_heads=6, num_key_value_heads=3)  # heads of 8
 FEW = KIN | dict(num_attention_heads=3, num_key_value_heads=1)  # heads of 16
 GPT2 = dict(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=1,
             initializer_range=0.15)
+GPT2_ODD = GPT2 | dict(n_head=3)
+PHI = {name: value for name, value in KIN.items() if name != "num_key_value_heads"} | dict(num_attention_heads=3)
+SHORT = dict(vocab_size=VOCABULARY, hidden_size=48, initializer_range=0.15, bos_token_id=0, eos_token_id=1,
+             pad_token_id=None)
 EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32)
 ALTERNATING = dict(sliding_window=16, layer_types=["sliding_attention", "full_attention"])
 FAMILIES = {  # model_type: (config class, model class, settings)
@@ -44,12 +48,28 @@ FAMILIES = {  # model_type: (config class, model class, settings)
         tie_word_embeddings=True, logit_scale=0.3, num_hidden_layers=4, sliding_window=16)),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", ODD | dict(num_hidden_layers=4, tie_word_embeddings=True)),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
+    "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2_ODD),
+    "gpt_neo": ("GPTNeoConfig", "GPTNeoForCausalLM", SHORT | dict(
+        num_layers=2, num_heads=3, attention_types=[[["global", "local"], 1]], window_size=16, intermediate_size=80,
+        max_position_embeddings=256)),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", GPT2_ODD | dict(rotary_dim=6, tie_word_embeddings=False)),
+    "codegen": ("CodeGenConfig", "CodeGenForCausalLM", GPT2_ODD | dict(rotary_dim=10, tie_word_embeddings=False)),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", PHI),
+    "opt": ("OPTConfig", "OPTForCausalLM", SHORT | dict(
+        num_hidden_layers=2, num_attention_heads=3, ffn_dim=80, max_position_embeddings=256, init_std=0.15)),
+    "bloom": ("BloomConfig", "BloomForCausalLM", SHORT | dict(n_layer=2, n_head=6)),
+    "mpt": ("MptConfig", "MptForCausalLM", dict(
+        vocab_size=VOCABULARY, d_model=48, n_layers=2, n_heads=3, max_seq_len=256, initializer_range=0.15)),
+    "falcon": ("FalconConfig", "FalconForCausalLM", SHORT | dict(
+        num_hidden_layers=2, num_attention_heads=6, max_position_embeddings=256)),
+    "phi": ("PhiConfig", "PhiForCausalLM", PHI),
 }
 LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16)
 LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=16, partial_rotary_factor=0.75,
             short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.5], long_factor=[1.5, 2.0, 3.0, 5.0, 7.0, 11.0])
+LINEAR = dict(rope_type="linear", rope_theta=1e4, factor=8.0, partial_rotary_factor=0.5)
 GLOBAL = {"sliding_attention": dict(rope_type="default", rope_theta=1e4),
           "full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0)}
 CASES = {  # name: (model_type, changes)
@@ -95,6 +115,33 @@ CASES = {  # name: (model_type, changes)
     "cohere2": ("cohere2", {}),
     "smollm3": ("smollm3", {}),
     "gpt2": ("gpt2", {}),
+    "bigcode": ("gpt_bigcode", {}),
+    "bigcode-heads": ("gpt_bigcode", {"multi_query": False, "scale_attn_weights": False, "n_inner": 80}),
+    "neo": ("gpt_neo", {}),
+    "neo-local": ("gpt_neo", {"attention_types": [[["local"], 2]], "window_size": 5, "tie_word_embeddings": False}),
+    "gptj": ("gptj", {}),
+    "gptj-tied": ("gptj", {"rotary_dim": 16, "tie_word_embeddings": True, "n_inner": 80}),
+    "codegen": ("codegen", {}),
+    "neox": ("gpt_neox", {}),
+    "neox-sequential": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 1.0, "rotary_emb_base": 5000,
+                                     "hidden_act": "gelu_fast"}),
+    "neox-plain": ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True, "rope_parameters": LINEAR,
+                                "max_position_embeddings": 16}),
+    "opt": ("opt", {}),
+    "opt-post": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-plain": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True, "tie_word_embeddings": False}),
+    "bloom": ("bloom", {}),
+    "bloom-odd": ("bloom", {"n_head": 3, "tie_word_embeddings": False}),
+    "mpt": ("mpt", {}),
+    "mpt-clipped": ("mpt", {"n_heads": 6, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.2}}),
+    "falcon": ("falcon", {}),
+    "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3}),
+    "falcon-one-norm": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+                                   "rope_theta": 5e4, "ffn_hidden_size": 80, "tie_word_embeddings": False}),
+    "falcon-heads": ("falcon", {"multi_query": False, "activation": "relu"}),
+    "falcon-rw": ("falcon", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
+    "phi": ("phi", {}),
+    "phi-normed": ("phi", {"qk_layernorm": True, "num_key_value_heads": 1, "partial_rotary_factor": 0.25}),
 }
 
 

@@ -14,18 +14,18 @@ def build(*, family: str, vocab: int, hidden: int, layers: int, heads: int, kv_h
           windows: tuple[int, ...], rotary: tuple[RotarySpec | None, ...],
           norm: str = "rms", norm_bias: bool = False, norms: str = "pre",
           qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False, mlp: str = "gated",
-          scale: float | None = None, softcap: float = 0.0, clip_qkv: float = 0.0,
-          qk_norm: str = "", experts: ExpertsSpec | None = None, expert_inner: int = 0,
+          scale: float | None = None, alibi: tuple[float, ...] = (), softcap: float = 0.0, clip_qkv: float = 0.0,
+          qk_norm: str = "", qk_norm_bias: bool = False, experts: ExpertsSpec | None = None, expert_inner: int = 0,
           sparse: tuple[bool, ...] = (), parallel: bool = False, shared_norm: bool = False,
           residual_scale: float = 1.0, **model) -> ModelSpec:
     """windows, rotary: of each layer. norm, norm_bias: the kind of all norms; norms: where they stand, "pre" (before
-    attention and MLP), "after" (only after them, before the addition) or "both". scale: None = 1 / sqrt(head_dim).
-    qk_norm: a qk_norm_shape, "" = none. experts: of the layers that are True in `sparse` (empty = of all), with MLPs of
-    expert_inner columns. shared_norm: in parallel layers the MLP reads what attention reads. model: other fields of
-    ModelSpec.
+    attention and MLP), "after" (only after them, before the addition), "both" or "post" (after the addition).
+    scale: None = 1 / sqrt(head_dim). qk_norm: a qk_norm_shape, "" = none. experts: of the layers that are True in
+    `sparse` (empty = of all), with MLPs of expert_inner columns. shared_norm: in parallel layers the MLP reads what
+    attention reads. model: other fields of ModelSpec.
     """
     every = NormSpec(norm, eps, norm_bias)
-    before, after = every if norms != "after" else None, every if norms != "pre" else None
+    before, after = every if norms != "after" else None, every if norms in ("after", "both") else None
     dense = MlpSpec(mlp, inner, act, mlp_bias)
     mixed = MlpSpec("gated", expert_inner or inner, act, mlp_bias, experts) if experts else dense
     made: dict[tuple, LayerSpec] = {}
@@ -35,9 +35,10 @@ def build(*, family: str, vocab: int, hidden: int, layers: int, heads: int, kv_h
         if at not in made:
             attention = AttentionSpec(
                 heads, kv_heads, head_dim, head_dim**-0.5 if scale is None else scale, rotary[i], windows[i],
-                qkv_bias, out_bias, softcap=softcap, clip_qkv=clip_qkv,
-                qk_norm=NormSpec(norm, eps) if qk_norm else None, qk_norm_shape=qk_norm or "head")
+                qkv_bias, out_bias, alibi=alibi, softcap=softcap, clip_qkv=clip_qkv,
+                qk_norm=NormSpec(norm, eps, qk_norm_bias) if qk_norm else None, qk_norm_shape=qk_norm or "head")
             made[at] = LayerSpec(before, attention, None if shared_norm else before, at[2], after, after,
-                                 parallel=parallel, residual_scale=residual_scale)
+                                 order="post" if norms == "post" else "pre", parallel=parallel,
+                                 residual_scale=residual_scale)
         order.append(made[at])
     return ModelSpec(family, hidden, vocab, positions, tuple(order), every, tied, **model).check()

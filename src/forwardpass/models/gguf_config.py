@@ -125,6 +125,13 @@ def sizes(fields: GgufFields, eps: str) -> dict:
     }
 
 
+def unrotated(fields: GgufFields, act: str) -> dict:
+    """The numbers of a decoder without rotary positions and windows, under the names that models/decoder.py's build
+    takes."""
+    numbers = sizes(fields, "attention.layer_norm_epsilon")
+    return numbers | {"act": act, "windows": (0,) * numbers["layers"], "rotary": (None,) * numbers["layers"]}
+
+
 def rope(fields: GgufFields, positions: int) -> Rope:
     """The base and the scaling that the metadata describe. Factors that lie in tensors come later (`rotary`)."""
     base = fields.number("rope.freq_base", default=10000.0, low=1, high=1e12)
@@ -220,5 +227,5 @@ def experts(fields: GgufFields, *, normalise: bool, shared_gate: bool = False) -
 
 def biases(fields: GgufFields) -> dict:
     """Which linear layers have a bias, as the first layer's tensors tell."""
-    names = {"qkv_bias": "attn_q", "out_bias": "attn_output", "mlp_bias": "ffn_up"}
-    return {ours: f"blk.0.{name}.bias" in fields.tensors for ours, name in names.items()}
+    names = {"qkv_bias": ("attn_q", "attn_qkv"), "out_bias": ("attn_output",), "mlp_bias": ("ffn_up",)}
+    return {ours: any(f"blk.0.{name}.bias" in fields.tensors for name in theirs) for ours, theirs in names.items()}

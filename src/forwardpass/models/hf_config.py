@@ -182,6 +182,27 @@ def layer_count(fields: Fields, *names: str) -> int:
     return fields.integer(*names, high=MAX_LAYERS)
 
 
+def sizes(fields: HfFields, *, hidden: str = "hidden_size", heads: str = "num_attention_heads",
+          layers: str = "num_hidden_layers", inner: str = "intermediate_size",
+          act: tuple[str, str] | None = None, positions: tuple[str, int] = ("max_position_embeddings", 2048),
+          eps: tuple[str, float] = ("layer_norm_epsilon", 1e-5), tied: bool = True) -> dict:
+    """The numbers of a decoder without rotary positions and windows, under the names that models/decoder.py's build
+    takes. The arguments are the family's names of settings, some with what absence means; the usual names do, too.
+    act: None = the family has no such setting."""
+    width, count = fields.integer(hidden, "hidden_size"), fields.integer(heads, "num_attention_heads")
+    if width % count:
+        fields.wrong(heads, f"a divisor of {hidden} ({width})", count)
+    depth = layer_count(fields, layers, "num_hidden_layers")
+    return {
+        "family": fields.family, "vocab": fields.integer("vocab_size"), "hidden": width, "layers": depth,
+        "heads": count, "kv_heads": count, "head_dim": width // count,
+        "inner": fields.integer(inner, default=4 * width),
+        "positions": fields.integer(positions[0], "max_position_embeddings", default=positions[1]),
+        "eps": epsilon(fields, *eps), "tied": fields.flag("tie_word_embeddings", tied),
+        "windows": (0,) * depth, "rotary": (None,) * depth,
+    } | ({"act": activation(fields, *act)} if act else {})
+
+
 def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
             head_dim: int | None = None, act: tuple[str, str] = ("hidden_act", "silu"), tied: bool = False,
             slides: Callable[[int], bool] | None = None, switch: bool | None = None,

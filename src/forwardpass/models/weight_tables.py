@@ -12,6 +12,8 @@ from forwardpass.models.weight_rows import WeightRow, named_rows
 KINDS = ("safetensors", "gguf")
 """Columns of a family's table: target without layer number and suffix -> (safetensors name, GGUF name)."""
 
+QKV = ("attention.q", "attention.k", "attention.v")
+
 
 def table_rows(spec: ModelSpec, table: Mapping[str, tuple[str, str]], kind: str) -> list[WeightRow]:
     """The rows of one kind of checkpoint. A name may give several spellings with "|" between them."""
