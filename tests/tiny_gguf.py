@@ -21,11 +21,20 @@ ARCHITECTURES = {  # model_type: GGUF architecture
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "phi3": "phi3", "starcoder2": "starcoder2", "stablelm": "stablelm", "olmo2": "olmo2", "olmo3": "olmo2",
     "granite": "granite", "cohere": "command-r", "cohere2": "cohere2", "smollm3": "smollm3", "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder", "gptj": "gptj", "gpt_neox": "gptneox", "bloom": "bloom", "mpt": "mpt",
+    "falcon": "falcon", "phi": "phi2",
+}
+USUAL = {  # what some families call the usual settings
+    "n_embd": "hidden_size", "d_model": "hidden_size", "n_layer": "num_hidden_layers", "n_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads", "n_heads": "num_attention_heads", "n_positions": "max_position_embeddings",
+    "max_seq_len": "max_position_embeddings", "n_inner": "intermediate_size", "ffn_hidden_size": "intermediate_size",
 }
 TURNED = {"llama", "mistral", "mixtral", "granite", "smollm3"}  # rotary halves become neighbours
 ONE_MORE = {"gemma", "gemma2", "gemma3_text"}  # norms are stored as 1 + w
-BEYOND = {"llama-dynamic", "qwen2-window", "qwen2_moe-mixed", "gemma2-scaled", "gemma3-images"}
-"""Cases of tiny_models.py that the format has no settings for."""
+BEYOND = {"llama-dynamic", "qwen2-window", "qwen2_moe-mixed", "gemma2-scaled", "gemma3-images", "bigcode-heads",
+          "neo", "neo-local", "codegen", "neox-plain", "opt", "opt-post", "opt-plain", "mpt-scaled", "falcon-heads",
+          "falcon-rw", "phi-normed"}
+"""Cases of tiny_models.py that the format has no settings or names for."""
 STACKED = re.compile(r"(.+\.)(block_sparse_moe\.experts|mlp\.experts|q_layernorm\.norms|k_layernorm\.norms)\.(\d+)(.*)")
 
 
@@ -52,12 +61,31 @@ def halved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
+def ungrouped(rows: np.ndarray, groups: int, dim: int) -> np.ndarray:
+    """Some query heads, a key head and a value head, group after group: all queries, all keys, all values."""
+    grouped = rows.reshape(groups, -1, dim, *rows.shape[1:])
+    parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
+    return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+
+def grouped(rows: np.ndarray, groups: int, dim: int) -> np.ndarray:
+    """The opposite of `ungrouped`."""
+    keys = groups * dim
+    parts = rows[: len(rows) - 2 * keys], rows[len(rows) - 2 * keys : len(rows) - keys], rows[len(rows) - keys :]
+    parts = [part.reshape(groups, -1, *rows.shape[1:]) for part in parts]
+    return np.concatenate(parts, 1).reshape(rows.shape)
+
+
 def _turns(config: dict, name: str) -> tuple[Callable, Callable]:
     family = config["model_type"]
     part = re.search(r"self_attn\.([qk])_proj\.", name)
     if family in TURNED and part:
         heads = config["num_attention_heads" if part[1] == "q" else "num_key_value_heads"]
         return lambda a: interleaved(a, heads), lambda a: halved(a, heads)
+    if "query_key_value" in name:
+        heads = config["num_attention_heads"]
+        groups, dim = (key_heads(config) if family == "falcon" else heads), config["hidden_size"] // heads
+        return lambda a: ungrouped(a, groups, dim), lambda a: grouped(a, groups, dim)
     if family in ONE_MORE and name.endswith("norm.weight"):
         return lambda a: a + np.float32(1), lambda a: a - np.float32(1)
     if family == "gpt2" and re.search(r"\.h\.\d+\..*(c_attn|c_proj|c_fc)\.weight", name):
@@ -70,7 +98,7 @@ def plan(config: dict, names: list[str]) -> list[Tensor]:
     import gguf
 
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[config["model_type"]])
-    known = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or config["n_layer"])
+    known = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     out: dict[str, Tensor] = {}
     for name in sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in name.split(".")]):
         stacked = STACKED.fullmatch(name)
@@ -82,6 +110,8 @@ def plan(config: dict, names: list[str]) -> list[Tensor]:
             lookup = f"{start}{place}{stacked[4]}"
         elif stacked:
             lookup = f"{stacked[1]}{stacked[2].removesuffix('.norms')}{stacked[4]}"
+        elif config["model_type"] == "bloom":
+            lookup = name.removeprefix("transformer.")
         target = known.get_name(lookup, try_suffixes=(".weight", ".bias"))
         assert target, f"the gguf package has no name for {name}"
         if target in out:
@@ -91,26 +121,37 @@ def plan(config: dict, names: list[str]) -> list[Tensor]:
     return list(out.values())
 
 
+def key_heads(config: dict) -> int:
+    """Falcon writes this number even where it does not use it."""
+    if config["model_type"] == "gpt_bigcode" or (config["model_type"] == "falcon"
+                                                 and not config["new_decoder_architecture"]):
+        return 1
+    return config.get("num_key_value_heads") or config.get("num_kv_heads") or config["num_attention_heads"]
+
+
 def settings(config: dict) -> dict[str, object]:
     """Settings under the architecture's prefix, as the converter writes them."""
     c, family = config, config["model_type"]
-    if family == "gpt2":
-        return {"context_length": c["n_positions"], "embedding_length": c["n_embd"], "block_count": c["n_layer"],
-                "feed_forward_length": 4 * c["n_embd"], "attention.head_count": c["n_head"],
-                "attention.layer_norm_epsilon": c["layer_norm_epsilon"]}
     width = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
-    ropes = c["rope_parameters"]
-    rope = ropes.get("full_attention", ropes)
-    out = {"context_length": c["max_position_embeddings"], "embedding_length": c["hidden_size"],
-           "block_count": c["num_hidden_layers"], "feed_forward_length": c["intermediate_size"],
-           "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
-           "rope.freq_base": rope["rope_theta"],
-           "rope.dimension_count": int(width * rope.get("partial_rotary_factor", 1))}
+    ropes = c.get("rope_parameters", {})
+    rope = {"rope_type": "default"} | ropes.get("full_attention", ropes)
+    out = {"context_length": c.get("max_position_embeddings", 2048), "embedding_length": c["hidden_size"],
+           "block_count": c["num_hidden_layers"],
+           "feed_forward_length": c.get("intermediate_size") or 4 * c["hidden_size"],
+           "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": key_heads(c)}
+    if ropes:
+        out |= {"rope.freq_base": rope["rope_theta"],
+                "rope.dimension_count": int(width * rope.get("partial_rotary_factor", 1))}
+    if family == "falcon":
+        out["tensor_data_layout"] = "jploski"
+    if family == "mpt":
+        out |= {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": c["attn_config"]["clip_qkv"] or 0.0}
     if c.get("head_dim"):
         out |= {"attention.key_length": width, "attention.value_length": width}
     for name, key in {
         "rms_norm_eps": "attention.layer_norm_rms_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
-        "norm_epsilon": "attention.layer_norm_epsilon", "num_local_experts": "expert_count",
+        "norm_epsilon": "attention.layer_norm_epsilon", "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        "rotary_dim": "rope.dimension_count", "num_local_experts": "expert_count",
         "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -156,6 +197,7 @@ def save(model, path: Path, type: str) -> Path:
 
     directory = tiny_models.save(model, path.with_suffix(""))
     config = json.loads((directory / "config.json").read_text())
+    config |= {usual: config[name] for name, usual in USUAL.items() if name in config}
     held = load_file(directory / "model.safetensors")
     writer = gguf.GGUFWriter(str(path), ARCHITECTURES[config["model_type"]])
     for key, value in settings(config).items():
