@@ -58,7 +58,9 @@ def test_gguf_logits_equal_transformers(case, tmp_path, tools):
 
 
 @pytest.mark.parametrize("case", ["llama", "llama-biases", "llama-heads", "llama-yarn", "qwen2-tied", "qwen3",
-                                  "qwen3_moe", "gemma2", "gemma3", "phi3-long", "stablelm-parallel", "olmo2", "gpt2"])
+                                  "qwen3_moe", "gemma2", "gemma3", "phi3-long", "stablelm-parallel", "olmo2", "gpt2",
+                                  "bigcode", "gptj", "neox", "neox-sequential", "bloom", "mpt-clipped", "falcon",
+                                  "falcon-new", "falcon-one-norm", "phi"])
 def test_gguf_gives_the_same_spec_and_weights(case, tmp_path, tools):
     family, changes = tiny_models.CASES[case]
     path = tiny_gguf.save(tiny_models.make(family, **changes), tmp_path / "m.gguf", "F32")

@@ -50,8 +50,8 @@ from forwardpass.models.weight_rows import BoundRow, match, resolve_head
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_MODULES = (bloom, cohere, falcon, gemma, gemma3, gpt2, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, llama, mpt, olmo2,
-            opt, phi, phi3, qwen, smollm3, stablelm, starcoder2)
+_MODULES = (bloom, cohere, falcon, gemma, gemma3, gpt2, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, llama, mpt,
+            olmo2, opt, phi, phi3, qwen, smollm3, stablelm, starcoder2)
 FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """HF model_type -> its family file; a ModelSpec's `family` is such a name."""
 GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}

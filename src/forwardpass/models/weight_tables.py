@@ -13,6 +13,7 @@ KINDS = ("safetensors", "gguf")
 """Columns of a family's table: target without layer number and suffix -> (safetensors name, GGUF name)."""
 
 QKV = ("attention.q", "attention.k", "attention.v")
+"""The usual order of what one matrix fuses (for `fused`)."""
 
 
 def table_rows(spec: ModelSpec, table: Mapping[str, tuple[str, str]], kind: str) -> list[WeightRow]:

@@ -1,15 +1,15 @@
 """Falcon: one matrix in which each key-value head follows its queries, and a GELU MLP.
 
 7B has one key-value head; attention and MLP are parallel after one norm. 40B and later (new_decoder_architecture) have
-several, and two norms or one. The RW models have ALiBi and ordinary layers. In GGUF files q, k and v follow one another,
-and where there are two norms "attn_norm" is that of the MLP.
+several, and two norms or one. The RW models have ALiBi and ordinary layers. In GGUF files q, k and v follow one
+another, and where there are two norms "attn_norm" is that of the MLP.
 """
 
 from __future__ import annotations
 
 from forwardpass.models import decoder, gguf_config, hf_config, hf_rope
 from forwardpass.models.alibi import alibi_slopes
-from forwardpass.models.gguf_config import GgufFields
+from forwardpass.models.gguf_config import ROPE_TENSORS, GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.hf_rope import FULL
 from forwardpass.models.spec import ModelSpec
@@ -18,7 +18,7 @@ from forwardpass.models.weight_tables import QKV, fused, table_rows
 
 ARCHITECTURES = {"falcon": ("FalconForCausalLM", "RWForCausalLM")}
 GGUF = {"falcon": "falcon"}
-IGNORED = {"safetensors": (r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",), "gguf": ()}
+IGNORED = {"safetensors": (r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",), "gguf": (ROPE_TENSORS,)}
 NAMES = {  # target: (safetensors, gguf)
     "embed.tokens": ("transformer.word_embeddings", "token_embd"),
     "attention_norm": ("transformer.h.{i}.input_layernorm", "blk.{i}.attn_norm"),

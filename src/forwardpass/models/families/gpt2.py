@@ -10,7 +10,7 @@ from forwardpass.models.gguf_config import GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import WeightRow
-from forwardpass.models.weight_tables import fused, table_rows
+from forwardpass.models.weight_tables import QKV, fused, table_rows
 
 ARCHITECTURES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model")}
 GGUF = {"gpt2": "gpt2"}
@@ -71,7 +71,7 @@ def from_gguf(f: GgufFields) -> ModelSpec:
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
     """Rows for a "safetensors" checkpoint (matrices stored [in, out]) or a "gguf" one ([out, in])."""
-    rows = fused(table_rows(spec, NAMES, kind), ("attention.q", "attention.k", "attention.v"))
+    rows = fused(table_rows(spec, NAMES, kind), QKV)
     for n, row in enumerate(rows):
         if kind == "safetensors" and row.target.startswith("layers.") and len(row.shape) == 2:
             rows[n] = replace(row, transform="transpose")

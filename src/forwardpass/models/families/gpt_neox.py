@@ -4,7 +4,7 @@ q, k and v side by side for each head in one matrix. GGUF files hold q, k and v 
 from __future__ import annotations
 
 from forwardpass.models import decoder, gguf_config, hf_config
-from forwardpass.models.gguf_config import GgufFields
+from forwardpass.models.gguf_config import ROPE_TENSORS, GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import WeightRow
@@ -14,7 +14,7 @@ ARCHITECTURES = {"gpt_neox": ("GPTNeoXForCausalLM",)}
 GGUF = {"gptneox": "gpt_neox"}
 IGNORED = {  # causal masks and frequencies that old checkpoints kept
     "safetensors": (r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
-    "gguf": (),
+    "gguf": (ROPE_TENSORS,),
 }
 NAMES = {  # target: (safetensors, gguf)
     "embed.tokens": ("gpt_neox.embed_in", "token_embd"),

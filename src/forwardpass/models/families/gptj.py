@@ -6,7 +6,7 @@ CodeGen's matrix for q, k and v was split among four machines: each quarter has 
 from __future__ import annotations
 
 from forwardpass.models import decoder, gguf_config, hf_config
-from forwardpass.models.gguf_config import GgufFields
+from forwardpass.models.gguf_config import ROPE_TENSORS, GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.hf_rope import Rope
 from forwardpass.models.spec import ModelSpec
@@ -17,7 +17,7 @@ ARCHITECTURES = {"gptj": ("GPTJForCausalLM",), "codegen": ("CodeGenForCausalLM",
 GGUF = {"gptj": "gptj"}
 IGNORED = {  # causal masks and tables of sines that old checkpoints kept
     "safetensors": (r"transformer\.h\.\d+\.attn\.(bias|masked_bias|causal_mask|embed_positions)",),
-    "gguf": (),
+    "gguf": (ROPE_TENSORS,),
 }
 NAMES = {  # target: (safetensors, gguf)
     "embed.tokens": ("transformer.wte", "token_embd"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forwardpass.models import decoder, gguf_config, hf_config
 from forwardpass.models.families import llama
-from forwardpass.models.gguf_config import GgufFields
+from forwardpass.models.gguf_config import ROPE_TENSORS, GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import WeightRow
@@ -12,7 +12,7 @@ from forwardpass.models.weight_tables import table_rows
 
 ARCHITECTURES = {"phi": ("PhiForCausalLM",)}
 GGUF = {"phi2": "phi"}
-IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": ()}
+IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
 NAMES = llama.NAMES | {
     "attention.out": ("model.layers.{i}.self_attn.dense", "blk.{i}.attn_output"),
     "attention.q_norm": ("model.layers.{i}.self_attn.q_layernorm", "blk.{i}.attn_q_norm"),

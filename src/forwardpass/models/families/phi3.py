@@ -9,12 +9,12 @@ from forwardpass.models.hf_config import HfFields
 from forwardpass.models.hf_rope import OLD_NAMES
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import WeightRow
-from forwardpass.models.weight_tables import fused, table_rows
+from forwardpass.models.weight_tables import QKV, fused, table_rows
 
 ARCHITECTURES = {"phi3": ("Phi3ForCausalLM",)}
 GGUF = {"phi3": "phi3"}
 IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
-QKV, GATE_UP = ("attention.q", "attention.k", "attention.v"), ("mlp.gate", "mlp.up")
+GATE_UP = ("mlp.gate", "mlp.up")
 NAMES = llama.NAMES | {
     **dict.fromkeys(QKV, ("model.layers.{i}.self_attn.qkv_proj", "blk.{i}.attn_qkv")),
     **dict.fromkeys(GATE_UP, ("model.layers.{i}.mlp.gate_up_proj", "blk.{i}.ffn_up")),
