@@ -10,6 +10,8 @@
 #include "formats.h"
 
 namespace {
+constexpr bool kFetchesAhead = true;  // see avx512.cpp
+
 #include "generic/math.inl"
 #include "generic/epilogue.inl"
 #include "generic/matmul_float.inl"

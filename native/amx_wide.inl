@@ -4,7 +4,7 @@
 // four products, hh, hl, lh, ll (plane of x first), and acc_h = 256 hh + hl, acc_l = 256 lh + ll, summed over k.
 // The weights of the next panel are unpacked between the products of the first tile of rows. With one tile of rows
 // they are used only once: then a slice of a few blocks at a time is unpacked, so that slices stay in L1.
-// Q16 is stored as these planes, and read where it lies.
+// Q16 is stored as these planes, line by line, and read where it lies.
 
 constexpr int64_t kSlice = 4;             // blocks of 64 columns, 2 KiB of unpacked weights each
 constexpr int64_t kRowBytes = 640 << 10;  // activations that go by in one pass: they stay in L2 from panel to panel
@@ -71,14 +71,15 @@ template <fp::Format F, bool First>
 inline void wide_steps(const int8_t* a, const uint8_t* b, int64_t count, int64_t height, const uint8_t* next,
                        int64_t next_count, uint8_t* next_planes, Converter<WideEnd>& converter) {
   constexpr bool kUnpack = First && fp::is_levels(F);
+  constexpr int kStride = fp::is_levels(F) ? 64 : 128, kLow = fp::is_levels(F) ? 1024 : 64;  // lines, the low plane
   WideUnpacker<kUnpack ? F : fp::Format::Q4> unpacker;
   for (int64_t i = 0; i < count; ++i, a += 128 * height, b += 2048, next += fp::block_bytes(F), next_planes += 2048) {
     const bool unpack = kUnpack && i < next_count;
     _tile_loadd(4, a, 64);
-    _tile_loadd(6, b, 64);
+    _tile_loadd(6, b, kStride);
     _tile_dpbssd(0, 4, 6);
     if (unpack) unpacker.template part<0>(next, next_planes);
-    _tile_loadd(7, b + 1024, 64);
+    _tile_loadd(7, b + kLow, kStride);
     _tile_dpbsud(1, 4, 7);
     if (unpack) unpacker.template part<1>(next, next_planes);
     _tile_loadd(5, a + 64 * height, 64);

@@ -123,16 +123,16 @@ void level_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& 
   }
 }
 
-// Q16: bytes of both planes side by side are the int16 weights of two outputs.
+// Q16: high and low bytes side by side are the int16 weights of two outputs.
 template <int R>
 void q16_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& rows, __m256i acc[][2]) {
   __m256i sum[R][2][2];  // outputs 0, 1, 4, 5, and 2, 3, 6, 7; two lanes each
   for (int j = 0; j < R; ++j)
     for (int plane = 0; plane < 2; ++plane) sum[j][plane][0] = sum[j][plane][1] = _mm256_setzero_si256();
   for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* lines = panel + g / 2 * 2048 + g % 2 * 512 + half * 32;
+    const uint8_t* lines = panel + g * 1024 + half * 32;
     for (int i = 0; i < 8; ++i) {
-      const __m256i high = load32(lines + i * 64), low = load32(lines + 1024 + i * 64);
+      const __m256i high = load32(lines + i * 128), low = load32(lines + i * 128 + 64);
       const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
 #pragma GCC unroll 2
       for (int j = 0; j < R; ++j)

@@ -141,7 +141,7 @@ void level_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i*
   }
 }
 
-// Q16: the planes of bytes are multiplied apart. The high one becomes unsigned: + 128, which the terms take back.
+// Q16: high and low bytes are multiplied apart. The high ones become unsigned: + 128, which the terms take back.
 template <int R>
 void q16_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* acc_h, __m512i* acc_l) {
   const __m512i flip = _mm512_set1_epi8(-128);
@@ -157,8 +157,8 @@ void q16_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* a
     fetch_ahead<16>(panel + 1024);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
-      const __m512i high = _mm512_xor_si512(_mm512_loadu_si512(panel + 64 * i), flip);
-      const __m512i low = _mm512_loadu_si512(panel + 1024 + 64 * i);
+      const __m512i high = _mm512_xor_si512(_mm512_loadu_si512(panel + 128 * i), flip);
+      const __m512i low = _mm512_loadu_si512(panel + 128 * i + 64);
 #pragma GCC unroll 4
       for (int j = 0; j < R; ++j) {
         const __m512i hi = broadcast4(x + 64 * j + 4 * i), lo = broadcast4(x + 64 * j + 4 * i + rows.plane_stride);

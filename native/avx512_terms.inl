@@ -14,11 +14,13 @@ inline __m512i broadcast4(const void* p) {
 // Into L2 only: L1 is quicker at taking lines from there by itself (measured: 0.93 of the read limit, not 0.88).
 template <int Lines>
 inline void fetch_ahead(const uint8_t* p) {
+  if constexpr (!kFetchesAhead) return;
 #pragma GCC unroll 16
   for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + 64 * i), _MM_HINT_T1);
 }
 // What fetch_ahead never reaches: the start of a thread's weights.
 inline void fetch_start(const uint8_t* p) {
+  if constexpr (!kFetchesAhead) return;
   for (int64_t i = 0; i < kAhead; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T1);
 }
 

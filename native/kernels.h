@@ -32,8 +32,8 @@ constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 //         weight = q * row_scale
 //   Q8    per 64 columns 16 lines as Q8C, then half d[2][16] (a scale per 32 columns).   weight = q * d
 //   Q8M   per 64 columns 16 lines as Q8C, then half d[2][16], half m[2][16].             weight = q * d + m
-//   Q16   per 64 columns 16 lines with the high bytes (signed) of int16 weights, then 16 lines with the low ones
-//         (unsigned); column 4j+b as in Q8C.  weight = w * row_scale
+//   Q16   per 64 columns 16 pairs of lines: pair j has the high bytes (signed), then the low ones (unsigned) of int16
+//         weights; lane o, byte b: column 4j+b as in Q8C.  weight = w * row_scale
 // and the levels, q of four to six bits with integer scales (Levels says which format has what):
 //   Q4, Q4H, Q5, Q5M, Q6   per 32 columns 4 lines of nibbles, lines of high bits, scales.
 //         Nibbles: line j, lane o, byte b: low nibble is column 8j+b, high nibble is column 8j+4+b.

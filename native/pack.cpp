@@ -98,9 +98,9 @@ void pack_row_q16(const float* w, int64_t k, uint8_t* panel, int64_t o, float* r
   const double inverse = 1.0 / double(*row_scale);
   for (int64_t i = 0; i < k; ++i) {
     const int16_t value = whole_units(w[i], inverse);
-    uint8_t* byte = panel + i / 64 * block_bytes(Format::Q16) + i % 64 / 4 * 64 + o * 4 + i % 4;
+    uint8_t* byte = panel + i / 4 * 128 + o * 4 + i % 4;
     byte[0] = uint8_t(value >> 8);
-    byte[1024] = uint8_t(value);
+    byte[64] = uint8_t(value);
   }
 }
 

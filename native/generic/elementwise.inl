@@ -105,9 +105,9 @@ inline int integer_weight(const uint8_t* panel, int64_t o, int64_t k) {
       return scales[c / L.span * 16 + o] * (q - L.zero());
     }
   } else {
-    const int64_t byte = column / 4 * 64 + o * 4 + column % 4;
-    if constexpr (F == fp::Format::Q16) return int8_t(block[byte]) * 256 + block[1024 + byte];
-    else return int(block[byte]) - 128;
+    const int line = column / 4, byte = int(o * 4 + column % 4);
+    if constexpr (F == fp::Format::Q16) return int8_t(block[line * 128 + byte]) * 256 + block[line * 128 + 64 + byte];
+    else return int(block[line * 64 + byte]) - 128;
   }
 }
 
