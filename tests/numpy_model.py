@@ -1,4 +1,4 @@
-"""The plain meaning of a spec in NumPy, float64, one text from position 0: what every program is compared with."""
+"""The plain meaning of a spec in NumPy, float64, one text: what every program is compared with."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
     return out
 
 
-def numpy_logits(spec: ModelSpec, weights: dict[str, np.ndarray], ids) -> np.ndarray:
-    """float64 [tokens, vocab]."""
+def numpy_logits(spec: ModelSpec, weights: dict[str, np.ndarray], ids, positions=None) -> np.ndarray:
+    """float64 [tokens, vocab]. positions: of each token, from 0 on if not given."""
+    positions = np.arange(len(ids)) if positions is None else positions
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     x = w["embed.tokens.weight"][ids] * spec.embed_scale
     if spec.embed_size:
         x = _linear(w, "embed.project_in", x)
     if spec.learned_positions:
-        x = x + w["embed.positions.weight"][spec.position_offset :][: len(x)]
+        x = x + w["embed.positions.weight"][spec.position_offset + positions]
     x = _norm(spec.embed_norm, w, "embed.norm", x)
     for i, layer in enumerate(spec.layers):
-        x = _layer(layer, w, f"layers.{i}.", x)
+        x = _layer(layer, w, f"layers.{i}.", x, positions)
     x = _norm(spec.final_norm, w, "final_norm", x)
     if spec.embed_size:
         x = _linear(w, "embed.project_out", x)
@@ -39,10 +40,10 @@ def numpy_logits(spec: ModelSpec, weights: dict[str, np.ndarray], ids) -> np.nda
     return _cap(logits * spec.logit_scale, spec.logit_softcap)
 
 
-def _layer(layer: LayerSpec, w, at: str, x):
+def _layer(layer: LayerSpec, w, at: str, x, positions):
     def attention(x):
         return layer.residual_scale * _norm(layer.post_attention_norm, w, at + "post_attention_norm",
-                                            _attention(layer.attention, w, at, x))
+                                            _attention(layer.attention, w, at, x, positions))
 
     def mlp(x):
         answer = _experts(layer.mlp, w, at, x) if layer.mlp.experts else _mlp(layer.mlp, w, at + "mlp", x)
@@ -110,7 +111,7 @@ def _experts(m, w, at, x):
     return out
 
 
-def _attention(a, w, at, x):
+def _attention(a, w, at, x, positions):
     n = len(x)
     q, k, v = (_linear(w, f"{at}attention.{part}", x).reshape(n, -1, a.head_dim) for part in "qkv")
     if a.clip_qkv:
@@ -118,7 +119,7 @@ def _attention(a, w, at, x):
     if a.qk_norm:
         q, k = (_head_norm(a, w, f"{at}attention.{name}_norm", part) for name, part in (("q", q), ("k", k)))
     if a.rotary:
-        q, k = _rotate(a.rotary, q), _rotate(a.rotary, k)
+        q, k = _rotate(a.rotary, q, positions), _rotate(a.rotary, k, positions)
     k, v = (np.repeat(part, a.num_heads // a.num_kv_heads, 1) for part in (k, v))
     scores = _cap(np.einsum("qhd,khd->hqk", q, k) * a.scale, a.softcap)
     distance = np.arange(n)[:, None] - np.arange(n)
@@ -139,7 +140,7 @@ def _head_norm(a, w, name, x):
     return _norm(a.qk_norm, w, name, x, w[name + ".weight"].reshape(shape), bias)
 
 
-def _rotate(spec, x):
+def _rotate(spec, x, positions):
     n, frequencies = len(x), np.array(spec.inv_freq)
     if spec.long_inv_freq and n > spec.switch:
         frequencies = np.array(spec.long_inv_freq)
@@ -147,7 +148,7 @@ def _rotate(spec, x):
         grown = spec.ntk.factor * n / spec.ntk.trained - (spec.ntk.factor - 1)
         base = spec.ntk.base * grown ** (spec.dim / (spec.dim - 2))
         frequencies = base ** (-np.arange(0, spec.dim, 2) / spec.dim)
-    angle = np.arange(n)[:, None, None] * frequencies
+    angle = positions[:, None, None] * frequencies
     cos, sin = np.cos(angle) * spec.attention_factor, np.sin(angle) * spec.attention_factor
     half = spec.dim // 2
     a, b, rest = x[..., :half], x[..., half : spec.dim], x[..., spec.dim :]

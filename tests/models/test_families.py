@@ -19,6 +19,8 @@ from forwardpass.weights.safetensors import open_safetensors
 IDS = np.random.default_rng(1).integers(2, tiny_models.VOCABULARY, 40).tolist()
 CASES = tiny_models.CASES | {
     "gpt2-by-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40}),
+    "llama-proportional": ("llama", {"rope_parameters": dict(rope_type="proportional", rope_theta=1e4, factor=2.0,
+                                                             partial_rotary_factor=0.5)}),
     "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False, "tie_word_embeddings": False}),
 }
 GGUF_CASES = [case for case in tiny_models.CASES if case not in tiny_gguf.BEYOND]

@@ -97,7 +97,10 @@ def _rope(fields: Fields, parts: Sequence[Fields], names: tuple[str, ...], theta
         fields.wrong(names[0], "one base in all spellings", bases)
     if any(one != scalings[0] for one in scalings):
         fields.wrong("rope_scaling", f"what rope_parameters says ({show(scalings[0])})", scalings[1])
-    return Rope(bases[0] if bases else theta, partial, scalings[0] if scalings else None, where)
+    scaling = scalings[0] if scalings else None
+    if scaling and scaling["rope_type"] == "proportional":  # a share of the frequencies, of pairs over the whole head
+        scaling, partial = scaling | {"partial_rotary_factor": partial}, 1.0
+    return Rope(bases[0] if bases else theta, partial, scaling, where)
 
 
 def _scaling(fields: Fields, part: Fields, old_names: Mapping[str, str]) -> dict | None:

@@ -22,6 +22,8 @@ def decode(network, hidden: Hidden, cache: CacheView, memory: Sequence[Any]) -> 
     try:
         values = network.layers(hidden.values, packed.positions, packed.starts, view, memory)
     except ValueError as error:  # the kernels check every index before they compute anything
+        if "slots" in str(error):
+            raise ParameterError(f"{error}: row i of a text must have position past + i") from error
         blocks = ", ".join(f"0 to {one.blocks - 1}" for one in memory)
         raise ParameterError(f"the cache view does not fit the KV memory ({error}): a table names a block, {blocks}, "
                              "for every 64 positions that a row sees, up to the sequence's last") from error
