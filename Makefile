@@ -25,7 +25,7 @@ test: $(VENV)/installed $(VENV)/test-tools
 
 lint: $(VENV)/made
 	$(PIP) install -qq "ruff>=0.9"
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs
 
 clean:
 	rm -rf build dist $(VENV)

@@ -1,4 +1,4 @@
-"""The examples run as they are written, with the default model, each in a process of its own."""
+"""The examples run as they are written, each in a process of its own; with the default model, unless marked."""
 
 import os
 import subprocess
@@ -55,6 +55,14 @@ def test_logits_processor():
 def test_chat():
     out = run("chat.py", QUESTIONS)
     assert out.count("tokens of prompt") == 2 and out.rstrip().endswith(">")
+
+
+@pytest.mark.models
+def test_complete_code():
+    out = run("complete_code.py")
+    filled, continued = out.split("without the text behind the cursor:")
+    assert "ended: stop" in filled and "the whole is Python: True" in filled and filled.count("return counts") == 1
+    assert "def word_counts(path):" in continued
 
 
 def test_every_example_is_run_here():
