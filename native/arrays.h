@@ -22,4 +22,11 @@ inline void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
 }
 
+template <typename T>
+nanobind::ndarray<nanobind::numpy, T> new_array(size_t size) {
+  T* data = new T[size];
+  nanobind::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nanobind::ndarray<nanobind::numpy, T>(data, {size}, owner);
+}
+
 }  // namespace fp_python

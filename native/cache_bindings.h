@@ -34,22 +34,23 @@ struct CacheUse {
   int64_t layers, window;
 
   void join(const fp::Attention& a) {
-    require(layout.type == a.layout.type && layout.kv_heads == a.layout.kv_heads && layout.head_dim == a.layout.head_dim,
-            "the layers of a group have one layout");
+    require(same_layout(a.layout), "the layers of a group have one layout");
     layers = std::max(layers, a.layer + 1);
     window = window && a.window ? std::max(window, a.window) : 0;
   }
   void check(const PyKvMemory& memory) const {
     require(layers <= memory.layers, "the cache has too few layers");
-    require(layout.type == memory.layout.type && layout.kv_heads == memory.layout.kv_heads &&
-                layout.head_dim == memory.layout.head_dim, "the cache has another layout");
+    require(same_layout(memory.layout), "the cache has another layout");
+  }
+  bool same_layout(const fp::KvLayout& other) const {
+    return layout.type == other.type && layout.kv_heads == other.kv_heads && layout.head_dim == other.head_dim;
   }
   // The first page that the row at position `past`, or any later one, sees.
   int64_t first_page(int64_t past) const { return window ? std::max<int64_t>(0, past - window + 1) / fp::kPage : 0; }
 };
 
-// Gives a step its memories and block tables, [groups][sequences][pages]. Pages that no row sees any more may be -1; all
-// others must be there, up to the last of rows_of(s) new rows.
+// Gives a step its memories and block tables, [groups][sequences][pages]. Pages that no row sees any more may be -1;
+// all others must be there, up to the last of rows_of(s) new rows.
 template <class RowsOf>
 void set_cache(fp::Step& step, const std::vector<CacheUse>& uses, const Ints3& tables,
                const std::vector<PyKvMemory*>& memories, RowsOf rows_of) {

@@ -142,7 +142,8 @@ void Program::experts(const Op& op, int index, const Step& step, const Team& tea
   team.barrier();
 
   for (int64_t r = begin; r < end; ++r)
-    kernels_.route(m.scores + r * e.count, e.count, e.chosen, e.normalise, m.which + r * e.chosen, m.share + r * e.chosen);
+    kernels_.route(m.scores + r * e.count, e.count, e.chosen, e.normalise, m.which + r * e.chosen,
+                   m.share + r * e.chosen);
   team.barrier();
   if (team.tid == 0) m.group(e, expert_rows_);
   team.barrier();
@@ -169,8 +170,10 @@ void Program::experts(const Op& op, int index, const Step& step, const Team& tea
            [&](const ExpertRows& group, int64_t p0, int64_t p1) {
              const GatedMlp& mlp = *group.mlp;
              const int64_t ld = mlp.down.w.k;
-             kernels_.matmul(mlp.up.w, group.x, p0, p1, {Mode::Store, Act::None, mlp.up.bias, group.inner, ld}, scratch);
-             kernels_.matmul(mlp.gate.w, group.x, p0, p1, {Mode::Gate, op.act, mlp.gate.bias, group.inner, ld}, scratch);
+             kernels_.matmul(mlp.up.w, group.x, p0, p1, {Mode::Store, Act::None, mlp.up.bias, group.inner, ld},
+                             scratch);
+             kernels_.matmul(mlp.gate.w, group.x, p0, p1, {Mode::Gate, op.act, mlp.gate.bias, group.inner, ld},
+                             scratch);
            });
   prepare([&](const ExpertRows& group, int64_t s) { return group.inner + (s - group.first) * group.mlp->down.w.k; },
           &ExpertRows::y);
@@ -187,7 +190,8 @@ void Program::experts(const Op& op, int index, const Step& step, const Team& tea
     for (int64_t i = r * e.chosen; i < (r + 1) * e.chosen; ++i)
       kernels_.add(sum, m.answers + m.slot[i] * width, m.share[i], width);
     if (e.shared())
-      kernels_.add(sum, m.answers + (rows * e.chosen + r) * width, e.gated ? kernels_.sigmoid(m.gates[r]) : 1.0f, width);
+      kernels_.add(sum, m.answers + (rows * e.chosen + r) * width, e.gated ? kernels_.sigmoid(m.gates[r]) : 1.0f,
+                   width);
     float* out = buffer(op.out) + r * width;
     if (op.mode == Mode::Store) std::memset(out, 0, size_t(width) * 4);
     kernels_.add(out, sum, op.scale, width);

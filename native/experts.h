@@ -1,5 +1,5 @@
-// A mixture of experts: a router scores every expert for a row, the best few compute an answer for it, and the answers are
-// added by their scores. Rows are grouped by expert, so that a step reads each expert it needs once.
+// A mixture of experts: a router scores every expert for a row, the best few compute an answer for it, and the answers
+// are added by their scores. Rows are grouped by expert, so that a step reads each expert it needs once.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -38,8 +38,8 @@ struct ExpertRows {
   float* inner;      // [rows][inner width]
 };
 
-// What a run of one mixture works with: views into memory that all threads share. A slot is one answer of one expert for
-// one row; the shared expert has the last `rows` of them.
+// What a run of one mixture works with: views into memory that all threads share. A slot is one answer of one expert
+// for one row; the shared expert has the last `rows` of them.
 struct Mixture {
   // Places everything from `memory` on; `bytes` is then what it takes. memory may be null to learn that.
   Mixture(const Experts& e, int64_t rows, uint8_t* memory);

@@ -14,7 +14,8 @@ void Greedy::run(Program& embed, Program& layers, Program& project, int64_t step
   std::vector<int32_t> rows(static_cast<size_t>(count) + 1);
   std::iota(rows.begin(), rows.end(), 0);  // one row a sequence: the rows' numbers are also where each begins
   std::vector<float> hidden(size_t(count * width)), out(size_t(count * width)), logits(size_t(count * logits_width));
-  auto stage = [&](int number, Program& program, const Step& step, std::initializer_list<std::pair<int, float*>> bound) {
+  auto stage = [&](int number, Program& program, const Step& step,
+                   std::initializer_list<std::pair<int, float*>> bound) {
     auto start = std::chrono::steady_clock::now();
     program.start();
     for (auto [buffer, data] : bound) program.bind(buffer, data);

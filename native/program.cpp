@@ -40,7 +40,8 @@ void Program::prepare_memory(const Step& step) {
       (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, bytes);
       scratch = std::max(scratch, matmul_scratch(w.k) + round_up(w.k, kBlockK) * 4);
     }
-    if (op.kind == OpKind::Positions || op.kind == OpKind::AddNormed) scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
+    if (op.kind == OpKind::Positions || op.kind == OpKind::AddNormed)
+      scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
     if (op.kind == OpKind::Experts) {
       mixture = std::max(mixture, Mixture(*op.experts, step.rows, nullptr).bytes);
       for (const GatedMlp& mlp : op.experts->mlps)

@@ -124,7 +124,10 @@ class Program {
     for (int64_t begin; shared < total && (begin = shared + counter.fetch_add(chunk)) < total;)
       take(begin, std::min(total, begin + chunk));
   }
-  float* buffer(int id) const { return bound_[size_t(id)] ? bound_[size_t(id)] : reinterpret_cast<float*>(buffers_[size_t(id)].data); }
+  float* buffer(int id) const {
+    float* bound = bound_[size_t(id)];
+    return bound ? bound : reinterpret_cast<float*>(buffers_[size_t(id)].data);
+  }
 
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;

@@ -1,5 +1,5 @@
-// Single kernels of one instruction set on NumPy arrays, for the tests: `_native.testing`. What needs several threads or a
-// KV cache (attention above all) is tested through `Program`, which runs the same table.
+// Single kernels of one instruction set on NumPy arrays, for the tests: `_native.testing`. What needs several threads or
+// a KV cache (attention above all) is tested through `Program`, which runs the same table.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -210,7 +210,8 @@ void bind_testing(nb::module_& parent) {
     std::vector<float> share(which.size(), 0.0f);
     fp::kernels_for(isa).route(scores.data(), int64_t(scores.size()), chosen, normalise, which.data(), share.data());
     return nb::make_tuple(copied(which.data(), {which.size()}), copied(share.data(), {share.size()}));
-  }, "isa"_a, "scores"_a, "chosen"_a, "normalise"_a, "(indices int32, shares float32) of the chosen; scores are used up.");
+  }, "isa"_a, "scores"_a, "chosen"_a, "normalise"_a,
+     "(indices int32, shares float32) of the chosen; scores are used up.");
 
   m.def("sigmoid", [](const std::string& isa, float x) {
     fp::DenormalGuard guard;

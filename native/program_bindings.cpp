@@ -1,0 +1,217 @@
+// What Python records of a program: every width, shape and index of an op is checked here, once.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "program_bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fp_python {
+
+namespace {
+
+// in: the buffer that it reads, -1 for none but `out`.
+fp::Op make_op(fp::OpKind kind, const std::string& label, int in, int out) {
+  fp::Op op;
+  op.kind = kind;
+  op.label = label;
+  op.in = in;
+  op.out = out;
+  return op;
+}
+
+}  // namespace
+
+nb::class_<PyProgram> bind_program(nb::module_& m) {
+  return nb::class_<PyProgram>(m, "Program")
+      .def(nb::init<std::shared_ptr<fp::Pool>, const std::string&>(), "pool"_a, "isa"_a)
+      .def_prop_ro("isa", [](const PyProgram& self) { return self.program.isa(); }, "Name of the table it runs.")
+      .def("buffer", [](PyProgram& self, int64_t width) {
+        require(width > 0, "buffer width");
+        return self.program.add_buffer(width);
+      })
+      .def("embed", [](PyProgram& self, int out, nb::object table, float scale, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Embed, label, -1, out);
+        op.scale = scale;
+        op.parts.push_back({self.hold(table), nullptr, 0});
+        require(op.parts[0].w.k == self.program.width(out), "embedding width");
+        self.vocabulary = op.parts[0].w.n;
+        self.needs_ids = true;
+        self.program.add(std::move(op));
+      })
+      .def("positions", [](PyProgram& self, int out, nb::object table, int64_t offset, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Positions, label, -1, out);
+        op.offset = offset;
+        op.parts.push_back({self.hold(table), nullptr, 0});
+        require(op.parts[0].w.k == self.program.width(out), "position table width");
+        require(offset >= 0 && offset < op.parts[0].w.n, "position offset");
+        self.position_rows = op.parts[0].w.n - offset;
+        self.needs_positions = true;
+        self.program.add(std::move(op));
+      })
+      .def("norm", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
+                      std::optional<ConstFloats> bias, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Norm, label, in, out);
+        require(self.program.width(in) == self.program.width(out), "norm");
+        op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
+        self.program.add(std::move(op));
+      })
+      .def("add_normed", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
+                            std::optional<ConstFloats> bias, float scale, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::AddNormed, label, in, out);
+        op.scale = scale;
+        require(in != out && self.program.width(in) == self.program.width(out), "widths of an addition");
+        op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
+        self.program.add(std::move(op));
+      })
+      .def("head_norm", [](PyProgram& self, int buffer, int64_t column, int64_t heads, int64_t head_dim, int kind,
+                           float eps, std::optional<ConstFloats> weight, std::optional<ConstFloats> bias, bool each,
+                           const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::HeadNorm, label, -1, buffer);
+        op.column = column;
+        op.heads = heads;
+        op.head_dim = head_dim;
+        op.each = each;
+        require(kind != 0 && column >= 0 && heads > 0 && head_dim > 0 && heads <= (int64_t(1) << 24) &&
+                    head_dim <= (int64_t(1) << 24) && column + heads * head_dim <= self.program.width(buffer),
+                "columns of a head norm");
+        op.norm = self.norm(kind, eps, weight, bias, each ? heads * head_dim : head_dim);
+        self.program.add(std::move(op));
+      })
+      .def("clip", [](PyProgram& self, int buffer, int64_t column, int64_t width, float limit,
+                      const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Clip, label, -1, buffer);
+        op.column = column;
+        op.head_dim = width;
+        op.limit = limit;
+        require(column >= 0 && width > 0 && width <= self.program.width(buffer) - column && limit > 0, "clip");
+        self.program.add(std::move(op));
+      })
+      .def("cap", [](PyProgram& self, int buffer, float scale, float softcap, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Cap, label, -1, buffer);
+        op.scale = scale;
+        op.limit = softcap;
+        require(self.program.width(buffer) > 0 && softcap >= 0, "cap");
+        self.program.add(std::move(op));
+      })
+      .def("gather", [](PyProgram& self, int in, int out, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Gather, label, in, out);
+        require(self.program.width(in) == self.program.width(out), "gather widths");
+        self.needs_wanted = true;
+        self.program.add(std::move(op));
+      })
+      .def("linear", [](PyProgram& self, int in, int out, int norm_kind, float eps, std::optional<ConstFloats> weight,
+                        std::optional<ConstFloats> bias, nb::list parts, int mode, int act, bool gated,
+                        const std::string& label) {
+        fp::Op op = make_op(gated ? fp::OpKind::Gated : fp::OpKind::Linear, label, in, out);
+        op.mode = fp::Mode(mode);
+        op.act = fp::Act(act);
+        require(nb::len(parts) > 0 && (!gated || nb::len(parts) == 2), "parts of a linear op");
+        const int64_t in_width = self.program.width(in), out_width = self.program.width(out);
+        op.norm = self.norm(norm_kind, eps, weight, bias, in_width);
+        int64_t column = 0;
+        for (nb::handle item : parts) {
+          nb::tuple part = nb::cast<nb::tuple>(item);
+          const fp::Matrix& w = self.hold(part[0]);
+          require(w.k == in_width, "a weight's columns differ from its input");
+          const float* part_bias = self.floats(nb::cast<std::optional<ConstFloats>>(part[1]), w.n);
+          op.parts.push_back({w, part_bias, gated ? 0 : column});
+          column += w.n;
+          require(gated ? w.n == out_width : column <= out_width, "a weight's rows differ from its output");
+          require(fp::act_kind(w.format) == fp::act_kind(op.parts[0].w.format),
+                  "weights that share an input must share a kind of activation");
+        }
+        self.program.add(std::move(op));
+      })
+      .def("experts", [](PyProgram& self, int in, int out, int norm_kind, float eps, std::optional<ConstFloats> weight,
+                         std::optional<ConstFloats> bias, nb::tuple router, nb::list mlps,
+                         std::optional<nb::tuple> shared, std::optional<nb::tuple> shared_gate, int64_t chosen,
+                         bool normalise, int act, int mode, float scale, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Experts, label, in, out);
+        op.mode = fp::Mode(mode);
+        op.act = fp::Act(act);
+        op.scale = scale;
+        const int64_t width = self.program.width(in);
+        require(width == self.program.width(out), "experts answer in the width of their input");
+        op.norm = self.norm(norm_kind, eps, weight, bias, width);
+        auto experts = std::make_shared<fp::Experts>();
+        experts->count = int64_t(nb::len(mlps));
+        experts->chosen = chosen;
+        experts->normalise = normalise;
+        require(chosen > 0 && chosen <= experts->count, "more experts chosen than there are");
+        experts->router = self.part(router, experts->count, width);
+        auto add = [&](nb::tuple parts) {
+          require(nb::len(parts) == 3, "an expert is gate, up and down");
+          fp::LinearPart gate = self.part(parts[0], 0, width), up = self.part(parts[1], gate.w.n, width);
+          require(fp::act_kind(gate.w.format) == fp::act_kind(up.w.format),
+                  "weights that share an input must share a kind of activation");
+          experts->mlps.push_back({gate, up, self.part(parts[2], width, gate.w.n)});
+        };
+        for (nb::handle mlp : mlps) add(nb::cast<nb::tuple>(mlp));
+        if (shared) add(*shared);
+        require(!shared_gate || shared, "a gate without a shared expert");
+        experts->gated = shared_gate.has_value();
+        if (shared_gate) experts->shared_gate = self.part(*shared_gate, 1, width);
+        op.experts = std::move(experts);
+        self.program.add(std::move(op));
+      })
+      .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,
+                           int64_t head_dim, float scale, int64_t window, int kv_type,
+                           std::shared_ptr<fp::RotaryTable> rotary, std::optional<ConstFloats> slopes, float softcap,
+                           std::optional<ConstFloats2> bias, const std::string& label, int64_t group) {
+        fp::Op op = make_op(fp::OpKind::Attention, label, qkv, out);
+        require(kv_heads > 0 && heads % kv_heads == 0 && head_dim > 0 && head_dim <= 1024, "attention heads");
+        require(self.program.width(qkv) == (heads + 2 * kv_heads) * head_dim, "qkv width");
+        require(self.program.width(out) == heads * head_dim, "attention output width");
+        fp::Attention& a = op.attention;
+        a.layout = {fp::KvType(kv_type), kv_heads, head_dim};
+        a.heads = heads;
+        a.layer = layer;
+        a.scale = scale;
+        a.window = window;
+        if (rotary) {
+          require(rotary->dim() <= head_dim, "rotary dimensions exceed the head");
+          a.rotary_dim = rotary->dim();
+          a.rotate_on_read = rotary->rotates_on_read();
+          op.rotary = rotary.get();
+          self.rotary.push_back(rotary);
+          self.needs_positions = true;
+        }
+        require(softcap >= 0, "a soft cap is positive, or 0 for none");
+        a.changes.softcap = softcap;
+        a.changes.slopes = self.floats(slopes, heads);
+        if (bias) {
+          const int64_t columns = int64_t(bias->shape(1)), beyond = 2 * fp::ScoreChanges::kBeyond;
+          require(int64_t(bias->shape(0)) == heads && columns > beyond && columns % 2 == 1, "relative bias");
+          a.changes.reach = (columns - 1 - beyond) / 2;
+          a.changes.bias = bias->data();
+          self.tables.push_back(*bias);
+        }
+        require(layer >= 0 && window >= 0, "a layer or window below zero");
+        require(group >= 0 && group <= int64_t(self.groups.size()),
+                "groups are numbered in order of their first layers");
+        op.group = int(group);
+        if (group == int64_t(self.groups.size())) self.groups.push_back({a.layout, layer + 1, window});
+        self.groups[size_t(group)].join(a);
+        self.program.add(std::move(op));
+      }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
+         "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a, "group"_a = 0)
+      .def("timings", [](PyProgram& self) {
+        nb::list out;
+        for (const fp::Op& op : self.program.ops()) out.append(nb::make_tuple(op.label, op.seconds));
+        return out;
+      })
+      .def("reset_timings", [](PyProgram& self) { self.program.reset_timings(); });
+}
+
+}  // namespace fp_python
