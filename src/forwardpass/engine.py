@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
-from forwardpass.contracts import Completion, Piece
+from forwardpass.contracts import Piece
 from forwardpass.decoding.params import SamplingParams, TokenFacts
 from forwardpass.errors import CapacityError, ForwardpassError, ParameterError
 from forwardpass.scheduler.arrays import packed_plan
+from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler, Sequence, Work
 from forwardpass.scheduler.turns import Turns
 from forwardpass.stages.decode import decode
@@ -36,50 +36,6 @@ PROJECT_ROWS = 64
 RUN_AHEAD_S = 0.04
 """Greedy requests may be computed this many seconds ahead of Python: nobody notices, and its share becomes small."""
 RUN_AHEAD_STEPS = 16
-
-STAGES = ("preprocess", "embed", "decode", "project", "postprocess")
-
-
-@dataclass(eq=False)
-class Request:
-    """One prompt with its parameters, and what has become of it.
-
-    pieces: (choice index, Piece) not yet collected;  error: why it ended before it was done, if so;
-    seconds: by stage; "preprocess" is the time before the engine got it, the others are of the steps it took part in.
-    """
-
-    prompt_ids: list[int]
-    choices: list[Choice]
-    sequences: list[Sequence]
-    started: float
-    pieces: deque = field(default_factory=deque)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    first_token: float | None = None
-    ended: float | None = None
-    error: BaseException | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.ended is not None
-
-    def timings(self) -> dict[str, float]:
-        """Seconds: first_token and total since the request came, and the stages' shares of the steps it was in."""
-        end = self.ended if self.ended is not None else perf_counter()
-        first = self.first_token if self.first_token is not None else end
-        return {"first_token": first - self.started, "total": end - self.started, **self.seconds}
-
-    def completions(self, prompt_index: int = 0) -> list[Completion]:
-        return [choice.completion(prompt_index=prompt_index, timings=self.timings()) for choice in self.choices]
-
-
-class _NoText:
-    """The text of an answer whose model has no tokenizer: token ids are all there is."""
-
-    def push(self, token_id: int) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
 
 
 class Engine:
@@ -114,7 +70,7 @@ class Engine:
         if params.stop and self.tokenizer is None:
             raise ParameterError("stop strings need the model's tokenizer; this model has none: use stop_token_ids")
         choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i,
-                          text_stream=None if self.tokenizer else _NoText())
+                          text_stream=None if self.tokenizer else NoText())
                    for i in range(params.num_return_sequences)]
         sequence = Sequence(list(prompt_ids))
         now = perf_counter()

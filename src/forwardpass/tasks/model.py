@@ -18,9 +18,10 @@ from forwardpass import config
 from forwardpass.contracts import Completion, Score
 from forwardpass.decoding import params as decoding_params
 from forwardpass.decoding.params import SamplingParams
-from forwardpass.engine import Engine, Request
+from forwardpass.engine import Engine
 from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
 from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
+from forwardpass.scheduler.request import Request
 from forwardpass.stages.preprocess import check_ids, encode_prompt
 from forwardpass.tasks.chat import fitting_ids
 from forwardpass.tasks.complete import completion_ids, suffix_stop

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forwardpass.contracts import Completion, Piece
-from forwardpass.engine import Engine, Request
+from forwardpass.engine import Engine
+from forwardpass.scheduler.request import Request
 
 
 class Stream(Iterator[Piece]):
