@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +26,7 @@ SLOW_S = 10.0
 
 
 def parser(description: str, peers: Iterable[str] = (), rounds: int = 5) -> argparse.ArgumentParser:
-    """The options every benchmark has. --model is left out where no model is needed: add it there."""
+    """The options every benchmark has; run_on_model adds --model where one is needed."""
     made = argparse.ArgumentParser(description=description.strip().splitlines()[0],
                                    epilog="The last line printed is the whole result as one JSON object.")
     if peers:
@@ -39,6 +39,21 @@ def parser(description: str, peers: Iterable[str] = (), rounds: int = 5) -> argp
     made.add_argument("--quick", action="store_true", help="one round of small sizes: does it run at all?")
     made.add_argument("--json", metavar="FILE", help="write the result there as well")
     return made
+
+
+def run_on_model(made: argparse.ArgumentParser, run: Callable[[argparse.Namespace, str, int], int]) -> int:
+    """The exit status of run(options, path of the model, threads), with --model among the options."""
+    made.add_argument("--model", default="smollm2-135m", help="a path or a catalogue name (default %(default)s)")
+    options = made.parse_args()
+    from forwardpass import catalog
+    from forwardpass.errors import ForwardpassError
+    from forwardpass.tasks.model import thread_count
+
+    try:
+        return run(options, str(catalog.resolve(options.model)), thread_count(options.threads))
+    except ForwardpassError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def pythons(options: argparse.Namespace, peer: str) -> list[str]:

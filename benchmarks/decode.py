@@ -49,18 +49,7 @@ class Sizes:
 
 def main() -> int:
     parser = _common.parser(__doc__, _common.PEERS)
-    parser.add_argument("--model", default="smollm2-135m", help="a path or a catalogue name (default %(default)s)")
-    options = parser.parse_args()
-    from forwardpass import catalog
-    from forwardpass.errors import ForwardpassError
-    from forwardpass.tasks.model import thread_count
-
-    try:
-        path, threads = str(catalog.resolve(options.model)), thread_count(options.threads)
-        return run(options, path, threads)
-    except ForwardpassError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return _common.run_on_model(parser, run)
 
 
 def run(options, path: str, threads: int) -> int:

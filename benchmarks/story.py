@@ -27,17 +27,7 @@ STEPS = (("no_cache_s", "float32, the whole text again for each token", "float32
 
 def main() -> int:
     parser = _common.parser(__doc__, ["plain"], rounds=3)
-    parser.add_argument("--model", default="smollm2-135m", help="a path or a catalogue name (default %(default)s)")
-    options = parser.parse_args()
-    from forwardpass import catalog
-    from forwardpass.errors import ForwardpassError
-    from forwardpass.tasks.model import thread_count
-
-    try:
-        return run(options, str(catalog.resolve(options.model)), thread_count(options.threads))
-    except ForwardpassError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return _common.run_on_model(parser, run)
 
 
 def run(options, path: str, threads: int) -> int:

@@ -6,7 +6,6 @@ transformers class that reads this form (Llama and T5, GPT-2, BERT).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 from ..errors import ModelFileError, UnsupportedModelError
 from .recipes import BytePairs, WordPieces
 from .sentence_pieces import build_pairs, build_unigrams, read_piece_file
+from .text_files import read_object, read_text
 
 PIECE_FILES = ("tokenizer.model", "spiece.model")
 _CUTTERS = {
@@ -62,16 +62,16 @@ def _piece_file(path: Path, config: dict, names: Names) -> tuple[Backend, dict[s
 def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
     kind = config.get("tokenizer_class") or "GPT2Tokenizer"
     pre = _CUTTERS.get(kind.removesuffix("Fast"))
-    vocab = _json(path / "vocab.json")
+    vocab = read_object(path / "vocab.json")
     if pre is None or config.get("add_prefix_space") or any(token.endswith("</w>") for token in vocab):
         raise UnsupportedModelError(
             f"{path} has vocab.json and merges.txt of a {kind}; without a tokenizer.json only the byte-level "
             f"vocabularies of {', '.join(_CUTTERS)} can be read. Save the tokenizer once as tokenizer.json."
         )
     tokens = _by_id(vocab, path / "vocab.json")
-    lines = _text(path / "merges.txt").split("\n")
+    lines = read_text(path / "merges.txt").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version")]
-    extra = _json(path / "added_tokens.json") if (path / "added_tokens.json").is_file() else {}
+    extra = read_object(path / "added_tokens.json")
     for token, i in sorted(extra.items(), key=lambda item: item[1]):
         if token not in vocab:
             tokens += [f"[EMPTY_{hole}]" for hole in range(len(tokens), i)] + [token]
@@ -85,7 +85,7 @@ def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[s
 
 
 def _word_pieces(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
-    tokens = [line.rstrip("\r") for line in _text(path / "vocab.txt").split("\n")]
+    tokens = [line.rstrip("\r") for line in read_text(path / "vocab.txt").split("\n")]
     if tokens and not tokens[-1]:
         tokens.pop()
     place = {token: i for i, token in enumerate(tokens)}
@@ -118,20 +118,3 @@ def _by_id(vocab: dict[str, Any], path: Path) -> list[str]:
     for token, i in vocab.items():
         tokens[i] = token
     return tokens
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-
-
-def _json(path: Path) -> dict:
-    try:
-        value = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: expected a JSON object, found {type(value).__name__}.")
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from ..errors import ModelFileError, UnsupportedModelError
 from .gguf_vocabulary import tokenizer_from_gguf
 from .hf_forms import older_form
 from .recipes import add_tokens, set_wrapping
+from .text_files import read_object, read_text
 from .tokenizer import Tokenizer, VocabularyFacts, backend_from_json
 
 __all__ = ["Tokenizer", "has_tokenizer", "tokenizer_from_directory", "tokenizer_from_gguf"]
 
-_MAX_JSON = 256 * 2**20
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -33,11 +32,11 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
     Raises ModelFileError for a missing or damaged file, UnsupportedModelError for a form that is not implemented.
     """
     path = Path(path)
-    config = {**_read_json(path / "special_tokens_map.json"), **_read_json(path / "tokenizer_config.json")}
+    config = {**read_object(path / "special_tokens_map.json"), **read_object(path / "tokenizer_config.json")}
     variables = {name: text for name in _NAMED if (text := _token_text(config.get(name))) is not None}
     current = (path / "tokenizer.json").is_file()
     if current:
-        backend = backend_from_json(_read(path / "tokenizer.json"))
+        backend = backend_from_json(read_text(path / "tokenizer.json"))
     elif (read := older_form(path)) is not None:
         backend, variables = read(path, config, variables)
     elif (path / "sentencepiece.bpe.model").is_file():
@@ -111,32 +110,10 @@ def _token_text(value: Any) -> str | None:
 
 def _chat_template(path: Path, config: dict) -> str | None:
     if (path / "chat_template.jinja").is_file():
-        return _read(path / "chat_template.jinja")
-    template = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
+        return read_text(path / "chat_template.jinja")
+    template = read_object(path / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
     if isinstance(template, dict):
         template = template.get("default")
     return template if isinstance(template, str) else None
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise ModelFileError(f"{path} has {path.stat().st_size} bytes; expected at most {_MAX_JSON}.")
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
-
-
-def _read_json(path: Path) -> dict:
-    """The object in a JSON file; {} when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: expected a JSON object, found {type(value).__name__}.")
-    return value
