@@ -98,6 +98,15 @@ def texts(heads, lengths, seed=1, size=1.0):
     return [(rng.standard_normal((n, heads.width)) * size).astype(np.float32) for n in lengths]
 
 
+def in_steps(run, cache, rows, counts):
+    """One text, so many rows of it at a time."""
+    table, past, out = cache.table(len(rows)), 0, []
+    for count in counts:
+        out += run(cache, [(rows[past : past + count], past, table)])
+        past += count
+    return np.concatenate(out)
+
+
 _computed = {}
 
 

@@ -167,7 +167,7 @@ def random_spec(seed):
         count = one(2, 4, 6)
         heads = AttentionSpec(count, 2, 10, one(0.2, 0.4), one(None, rotary(one(4, 10), 1e3)), one(0, 0, 9),
                               one(True, False), one(True, False), one((), alibi_slopes(count)), one(0.0, 0.9),
-                              one(0.0, 0.7), norm(None, None), qk_norm_shape=one("head", "heads", "all"))  # the cache has one layout for all layers
+                              one(0.0, 0.7), norm(None, None), qk_norm_shape=one("head", "heads", "all"))
         mlp = MlpSpec("gated" if experts else one("gated", "plain"), int(rng.integers(8, 60)),
                       one("silu", "relu", "gelu_erf"), one(True, False), experts)
         order = one("pre", "pre", "post")

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from attention_tools import HEADS, Cache, Heads, Runner, as_cached, exact, texts, whole
+from attention_tools import HEADS, Cache, Heads, Runner, as_cached, exact, in_steps, texts, whole
 from forwardpass.backends.native import KV_DTYPES
 from kernel_tools import ISAS, OTHER_ISAS, same
 
@@ -47,11 +47,7 @@ def test_chunks_and_threads_change_nothing(heads, kv_dtype, isa):
     for cuts, threads, window in CUTS if isa != "scalar" else CUTS[:2]:
         expected = whole(isa, heads, kv_dtype, rows, window)[0]
         run, cache = Runner(isa, heads, kv_dtype, window, threads), Cache(heads, kv_dtype)
-        table, past, got = cache.table(200), 0, []
-        for count in cuts:
-            got += run(cache, [(rows[0][past : past + count], past, table)])
-            past += count
-        assert same(np.concatenate(got), expected), (cuts, threads, window)
+        assert same(in_steps(run, cache, rows[0], cuts), expected), (cuts, threads, window)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_tools import Cache, Changes, Heads, Runner, exact, texts, whole
+from attention_tools import Cache, Changes, Heads, Runner, exact, in_steps, texts, whole
 from forwardpass import _native
 from forwardpass.backends.native import KV_DTYPES, NativeBackend
 from forwardpass.models.relative_bias import by_distance
@@ -51,11 +51,7 @@ def test_chunks_and_threads_change_nothing(heads, kv_dtype, isa):
             cuts = [149, 1]
         expected = whole(isa, heads, kv_dtype, rows, window, ALL)[0]
         run, cache = Runner(isa, heads, kv_dtype, window, threads, ALL), Cache(heads, kv_dtype)
-        table, past, got = cache.table(150), 0, []
-        for count in cuts:
-            got += run(cache, [(rows[0][past : past + count], past, table)])
-            past += count
-        assert same(np.concatenate(got), expected), (cuts, threads, window)
+        assert same(in_steps(run, cache, rows[0], cuts), expected), (cuts, threads, window)
 
 
 @pytest.mark.parametrize("isa", ISAS)

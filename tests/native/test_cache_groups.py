@@ -11,10 +11,10 @@ from kernel_tools import ISAS, same
 HEADS = Heads(4, 2, 32, 32)
 
 
-def poisoned(cache):
+def poisoned(cache, kv_dtype):
     """A block of values that no sum may touch."""
     block = cache.table(64)
-    Runner("scalar", HEADS, cache.kv_dtype)(cache, [(np.full((64, HEADS.width), np.nan, np.float32), 0, block)])
+    Runner("scalar", HEADS, kv_dtype)(cache, [(np.full((64, HEADS.width), np.nan, np.float32), 0, block)])
     return block[0]
 
 
@@ -26,8 +26,7 @@ def test_pages_before_the_window_are_never_read(kv_dtype, isa):
     rows = texts(HEADS, [length])[0]
     expected = whole("scalar", HEADS, kv_dtype, [rows], window)[0]
     cache = Cache(HEADS, kv_dtype)
-    cache.kv_dtype = kv_dtype
-    bad = poisoned(cache)
+    bad = poisoned(cache, kv_dtype)
     table, past = cache.table(length), 0
     for count, threads in ((500, 1), (1, 4), (2, 4), (90, 3), (1, 1), (40, 2), (126, 2)):
         first = max(0, past - window + 1) // 64

@@ -7,6 +7,7 @@ import json
 import struct
 import time
 import tracemalloc
+from typing import ClassVar
 
 import pytest
 
@@ -16,9 +17,9 @@ from forwardpass.errors import ForwardpassError
 class GgufBytes:
     """Pieces of a GGUF file, written by hand so that each can be wrong."""
 
-    TYPES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "u64": 10, "i64": 11}
-    TYPES |= {"f64": 12, "string": 8, "array": 9}
-    FORMATS = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "B"}
+    TYPES: ClassVar = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "u64": 10}
+    TYPES |= {"i64": 11, "f64": 12, "string": 8, "array": 9}
+    FORMATS: ClassVar = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "B"}
     FORMATS |= {"u64": "Q", "i64": "q", "f64": "d"}
 
     @staticmethod

@@ -118,7 +118,7 @@ def test_shapes_and_views():
 
 def test_wrong_input_is_named():
     raw = np.zeros(34, np.uint8)
-    with pytest.raises(UnsupportedModelError, match="Q8_1.*Q8_0"):
+    with pytest.raises(UnsupportedModelError, match=r"Q8_1.*Q8_0"):
         dequantize("Q8_1", raw, (32,))
     with pytest.raises(ModelFileError, match="Q4_K: expected rows of a multiple of 256 values"):
         dequantize("Q4_K", np.zeros(144, np.uint8), (8, 32))

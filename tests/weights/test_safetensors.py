@@ -189,7 +189,7 @@ HOSTILE = {
     "field missing": (lambda s: s({"a": {"dtype": "F32", "shape": [4]}}, bytes(16)), "data_offsets in"),
     "field unknown": (lambda s: s({"a": entry(0, 16) | {"strides": [4]}}, bytes(16)), "data_offsets in"),
     "entry null": (lambda s: s({"a": None}), "data_offsets in"),
-    "name with a surrogate": (lambda s: s(flat('{"\\ud800":%s}' % json.dumps(entry(0, 4))), bytes(4)), "printable"),
+    "name with a surrogate": (lambda s: s(flat(f'{{"\\ud800":{json.dumps(entry(0, 4))}}}'), bytes(4)), "printable"),
     "name empty": (lambda s: s({"": entry(0, 4)}, bytes(4)), "printable"),
     "metadata of numbers": (lambda s: s({"__metadata__": {"a": 1}}), "strings to strings"),
     "metadata a list": (lambda s: s({"__metadata__": []}), "strings to strings"),
