@@ -18,10 +18,7 @@ from forwardpass.models.weight_tables import by_head, interleaved, table_rows
 ARCHITECTURES = {"cohere": ("CohereForCausalLM",), "cohere2": ("Cohere2ForCausalLM",)}
 GGUF = {"command-r": "cohere", "cohere2": "cohere2"}
 IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
-NAMES = llama.NAMES | {
-    "attention.q_norm": ("model.layers.{i}.self_attn.q_norm", "blk.{i}.attn_q_norm"),
-    "attention.k_norm": ("model.layers.{i}.self_attn.k_norm", "blk.{i}.attn_k_norm"),
-}
+NAMES = llama.NAMES | llama.QK_NORMS
 SHAPE = {"norm": "layer", "parallel": True, "shared_norm": True}
 
 

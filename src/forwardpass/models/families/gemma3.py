@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forwardpass.models import gguf_config, hf_config
-from forwardpass.models.families import gemma
+from forwardpass.models.families import gemma, llama
 from forwardpass.models.gguf_config import GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import ModelSpec
@@ -22,10 +22,7 @@ IGNORED = {
     "safetensors": (*gemma.IGNORED["safetensors"], r"(model\.)?(vision_tower|multi_modal_projector)\..+"),
     "gguf": gemma.IGNORED["gguf"],
 }
-NAMES = gemma.NAMES | {
-    "attention.q_norm": ("model.layers.{i}.self_attn.q_norm", "blk.{i}.attn_q_norm"),
-    "attention.k_norm": ("model.layers.{i}.self_attn.k_norm", "blk.{i}.attn_k_norm"),
-}
+NAMES = gemma.NAMES | llama.QK_NORMS
 PREFIXES = ("model.language_model.", "language_model.model.")  # instead of "model." beside an image encoder
 LEFT_OUT = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
             "num_attention_heads": 8, "num_key_value_heads": 4}

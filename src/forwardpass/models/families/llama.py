@@ -35,6 +35,10 @@ NAMES = {  # target: (safetensors, gguf)
     "final_norm": ("model.norm", "output_norm"),
     "head": ("lm_head", "output"),
 }
+QK_NORMS = {  # of the families that normalise queries and keys
+    "attention.q_norm": ("model.layers.{i}.self_attn.q_norm", "blk.{i}.attn_q_norm"),
+    "attention.k_norm": ("model.layers.{i}.self_attn.k_norm", "blk.{i}.attn_k_norm"),
+}
 
 
 def from_config(f: HfFields) -> ModelSpec:

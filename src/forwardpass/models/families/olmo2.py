@@ -16,9 +16,7 @@ from forwardpass.models.weight_tables import table_rows
 ARCHITECTURES = {"olmo2": ("Olmo2ForCausalLM",), "olmo3": ("Olmo3ForCausalLM",)}
 GGUF = {"olmo2": "olmo2"}
 IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
-NAMES = llama.NAMES | {
-    "attention.q_norm": ("model.layers.{i}.self_attn.q_norm", "blk.{i}.attn_q_norm"),
-    "attention.k_norm": ("model.layers.{i}.self_attn.k_norm", "blk.{i}.attn_k_norm"),
+NAMES = llama.NAMES | llama.QK_NORMS | {
     "post_attention_norm": ("model.layers.{i}.post_attention_layernorm", "blk.{i}.post_attention_norm"),
     "post_mlp_norm": ("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm"),
 }

@@ -20,9 +20,7 @@ ARCHITECTURES = {
 }
 GGUF = {"qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 IGNORED = {"safetensors": llama.IGNORED["safetensors"], "gguf": (ROPE_TENSORS,)}
-NAMES = llama.NAMES | {
-    "attention.q_norm": ("model.layers.{i}.self_attn.q_norm", "blk.{i}.attn_q_norm"),
-    "attention.k_norm": ("model.layers.{i}.self_attn.k_norm", "blk.{i}.attn_k_norm"),
+NAMES = llama.NAMES | llama.QK_NORMS | {
     "mlp.router": ("model.layers.{i}.mlp.gate", "blk.{i}.ffn_gate_inp"),
     "mlp.experts.gate": ("model.layers.{i}.mlp.experts.{e}.gate_proj", "blk.{i}.ffn_gate_exps"),
     "mlp.experts.up": ("model.layers.{i}.mlp.experts.{e}.up_proj", "blk.{i}.ffn_up_exps"),
