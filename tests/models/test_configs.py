@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,12 @@ def test_what_is_not_implemented_is_named(name, changes, said):
      "long_factor"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": "many"}},
      "original_max_position_embeddings"),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": "64"}},
+     "original_max_position_embeddings"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "original_max_position_embeddings": [64]},
+     "original_max_position_embeddings"),
+    ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6,
+                                "original_max_position_embeddings": 1}}, "original_max_position_embeddings"),
     ("llama", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
     ("llama", {"partial_rotary_factor": 0.1}, "even"),
     ("gpt2", {"n_head": 7}, "n_head"), ("gpt2", {"hidden_size": 64}, "n_embd"),
@@ -199,6 +207,20 @@ def test_heads_that_the_kernels_have_no_room_for():
     assert registry.spec_from_config({**LLAMA4, "head_dim": 1024}).layers[0].attention.head_dim == 1024
     with pytest.raises(UnsupportedModelError, match=r"1026.*1024"):
         registry.spec_from_config({**LLAMA4, "head_dim": 1026})
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), [
+    ("llama", {"head_dim": 2**24}, "1024"), ("qwen2", {"hidden_size": 2**24, "num_attention_heads": 4}, "1024"),
+    ("mixtral", {"num_local_experts": 1024, "num_hidden_layers": 4096}, "4194304"),
+])
+def test_absurd_sizes_stop_before_anything_is_made(name, changes, said):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ForwardpassError, match=said):
+            registry.spec_from_config(BASES[name] | changes)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_missing_config_and_strange_places(tmp_path):
@@ -339,6 +361,7 @@ JUNK = [None, True, False, 0, 1, -1, 2, 3, 7, 48, 2**31, 2**63, 10**5000, 0.0, 0
         {"rope_type": "yarn"},
         {"rope_type": "longrope", "short_factor": [1] * 6, "long_factor": [2] * 6}, {"full_attention": {}},
         {"full_attention": {"rope_type": "llama3"}}, {"sliding_attention": [1]},
+        {"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": ""},
         {"x": {}}, {"type": 5}]
 
 

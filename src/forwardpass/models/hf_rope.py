@@ -41,8 +41,9 @@ class Rope:
         """Positions that the scaling gives: of these types a file names the length before it."""
         if self.scaling is None or self.scaling["rope_type"] not in ("linear", "dynamic", "yarn"):
             return positions
-        trained = self.scaling.get("original_max_position_embeddings", positions)
-        return min(max(positions, int(trained * self.scaling.get("factor", 1))), MAX_SIZE)
+        scaling = Fields(self.scaling, self.where)
+        trained = scaling.integer("original_max_position_embeddings", default=positions)
+        return min(max(positions, int(trained * scaling.number("factor", default=1.0, low=1e-3, high=1e6))), MAX_SIZE)
 
 
 def ropes(fields: Fields, theta: float = 10000.0, partial: float = 1.0, local: tuple[str, float] | None = None,

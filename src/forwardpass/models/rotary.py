@@ -15,7 +15,7 @@ import numpy as np
 
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models.fields import REQUIRED, Fields, show
-from forwardpass.models.spec import DynamicNtk, RotarySpec
+from forwardpass.models.spec import MAX_HEAD_DIM, DynamicNtk, RotarySpec
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 """Scalings by their name in transformers (`rope_type`)."""
@@ -37,6 +37,9 @@ def rotary(dim: int, theta: float, scaling: Mapping | None = None, *, positions:
     if dim < 2 or dim % 2:
         raise ModelFileError(f"rotary positions: expected an even head dimension, found {dim}; "
                              "fix the model's config or fetch it again")
+    if dim > MAX_HEAD_DIM:  # no table is made for a width that no kernel has
+        raise UnsupportedModelError(f"attention heads of {dim} rotated dimensions are not supported, at most "
+                                    f"{MAX_HEAD_DIM} are; use another model")
     fields = Fields(scaling or {}, where)
     kind = fields.text("rope_type", "default")
     if kind not in TYPES:
@@ -88,9 +91,9 @@ def _factor(fields: Fields, default: float | None = None) -> float:
     return fields.number("factor", default=REQUIRED if default is None else default, low=1e-3, high=_MOST)
 
 
-def _original(fields: Fields, positions: int) -> int:
+def _original(fields: Fields, positions: int, low: int = 1) -> int:
     """Positions that the model was trained on before its frequencies were scaled."""
-    return fields.integer("original_max_position_embeddings", default=positions or REQUIRED)
+    return fields.integer("original_max_position_embeddings", default=positions or REQUIRED, low=low)
 
 
 def _stretch(fields: Fields, positions: int, original: int) -> float:
@@ -178,7 +181,7 @@ def _llama3(fields: Fields, dim: int, theta: float, positions: int) -> RotarySpe
 def _longrope(fields: Fields, dim: int, theta: float, positions: int) -> RotarySpec:
     """Ding et al. 2024: a divisor for each frequency, of one list up to the trained positions and of another beyond,
     for the whole text."""
-    original = _original(fields, positions)
+    original = _original(fields, positions, low=2)  # its logarithm is a divisor
     given = fields.number("attention_factor", default=None, low=0, high=_MOST)
     if given is None:
         factor = _stretch(fields, positions, original)

@@ -17,6 +17,8 @@ MAX_LAYERS = 4096
 MAX_HEAD_DIM = 1024
 """The attention kernels keep a head of this size on their stack."""
 MAX_EXPERTS = 1024
+MAX_EXPERTS_TOGETHER = 2**16
+"""In all layers. The largest models have a third of it; each expert's tensors are listed before a weight is read."""
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
 
 
@@ -168,6 +170,8 @@ class ModelSpec:
                  self.logit_softcap)
         for layer in {id(one): one for one in self.layers}.values():  # layers that share an object are checked once
             _check_layer(layer)
+        experts = sum(layer.mlp.experts.count for layer in self.layers if layer.mlp.experts)
+        _require(experts <= MAX_EXPERTS_TOGETHER, f"at most {MAX_EXPERTS_TOGETHER} experts in all layers", experts)
         _check_norm(self.final_norm)
         _check_norm(self.embed_norm)
         return self
