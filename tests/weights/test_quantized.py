@@ -249,6 +249,29 @@ def test_missing_scales_of_other_formats(tmp_path):
     refused(tmp_path, weight | {"m.weight_scale": torch.ones(3)}, {"quant_method": "fp8"}, r"\[4, 1\], found \[3\]")
 
 
+def test_missing_zeros_of_weights_that_the_config_calls_asymmetric(tmp_path):
+    four, eight = (packers.quantise(matrix(8, 64), bits, 32) for bits in (4, 8))
+    for tensors, settings in ((packers.packed_words("m", four, "none"), compressed(4, symmetric=False)),
+                              (packers.int8("m", eight), compressed(8, "int-quantized", symmetric=False))):
+        refused(tmp_path, tensors, settings, r"expected the tensor m\.weight_zero_point")
+        settings["config_groups"]["group_0"]["weights"]["symmetric"] = True
+        read(tmp_path, tensors, settings)
+
+
+def test_one_zero_for_several_groups(tmp_path):
+    codes = packers.quantise(matrix(8, 64), 8, 32)
+    codes.z[:] = 131
+    tensors = packers.int8("m", codes) | {"m.weight_zero_point": np.array(3, np.int8)}
+    _, values = read(tmp_path, tensors, compressed(8, "int-quantized"))
+    assert np.array_equal(values, codes.weights)
+
+
+def test_layers_without_rows_or_columns(tmp_path):
+    for shape in ((0, 32), (4, 0)):
+        weight = {"m.weight": torch.ones(shape).to(torch.float8_e4m3fn), "m.weight_scale": torch.ones(1)}
+        refused(tmp_path, weight, {"quant_method": "fp8"}, r"m\.weight: expected shape")
+
+
 def test_wrong_group_sizes(tmp_path):
     tensors = packers.gptq("m", packers.quantise(matrix(8, 96)))
     refused(tmp_path, tensors, GPTQ | {"group_size": 64}, r"whole groups of 64 \(group_size\), found 96 inputs")
@@ -281,6 +304,7 @@ def test_other_contradictions(tmp_path):
     ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; known are gptq, awq, compressed-tensors, fp8"),
     ({"quant_method": None}, "known are gptq"), ({"bits": 4}, "known are gptq"),
     (GPTQ | {"bits": 5}, "bits = 5 is not supported; known: 2, 3, 4, 8"), (GPTQ | {"bits": True}, "bits = True"),
+    (GPTQ | {"bits": 4.0}, r"bits = 4\.0"), (AWQ | {"bits": 4.0}, r"bits = 4\.0"), (compressed(4.0), "config_groups"),
     (GPTQ | {"bits": None}, "bits = None"), (GPTQ | {"checkpoint_format": "marlin"}, "known: gptq, gptq_v2"),
     (AWQ | {"version": "gemv"}, "known: gemm"), (AWQ | {"bits": 8}, "known: 4"),
     (compressed(4, "nvfp4-pack-quantized"), "known: pack-quantized"), (compressed(3), "config_groups"),

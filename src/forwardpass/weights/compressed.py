@@ -30,18 +30,20 @@ def linears(source: Source, settings: Settings) -> tuple[list[Linear], list[str]
     if isinstance(sparse, dict) and sparse.get("format", "dense") not in ("dense", None):
         settings.unsupported("sparsity_config", "dense")
     tensors, widths, block = Tensors(source), set(), None
-    for arguments in _weight_arguments(settings):
-        if arguments.get("num_bits") not in BITS:
+    kinds = _weight_arguments(settings)
+    zeros = bool(kinds) and all(one.get("symmetric") is False for one in kinds)
+    for arguments in kinds:
+        if type(arguments.get("num_bits")) is not int or arguments["num_bits"] not in BITS:
             settings.unsupported("config_groups", f"weights of {', '.join(map(str, BITS))} bits")
         widths.add(arguments["num_bits"])
         block = fp8.block_size(settings, arguments.get("block_structure")) or block
-    found = [_packed(tensors, name, widths) for name in modules_with(source, "weight_packed")]
+    found = [_packed(tensors, name, widths, zeros) for name in modules_with(source, "weight_packed")]
     for name in modules_with(source, "weight"):
         kind = source.tensors[f"{name}.weight"].type
         if kind in fp8.TYPES:
             found.append(fp8.linear(tensors, name, block))
         elif kind == "I8":
-            found.append(_int8(tensors, name))
+            found.append(_int8(tensors, name, zeros))
     return found, []
 
 
@@ -55,7 +57,7 @@ def _weight_arguments(settings: Settings) -> list[dict]:
     return found
 
 
-def _packed(tensors: Tensors, name: str, widths: set[int]) -> Linear:
+def _packed(tensors: Tensors, name: str, widths: set[int], needs_zeros: bool) -> Linear:
     weight = f"{name}.weight_packed"
     n, words = tensors.need(weight, ("I32",), (None, None))
     tensors.need(f"{name}.weight_shape", _INTEGERS, (2,))
@@ -67,15 +69,15 @@ def _packed(tensors: Tensors, name: str, widths: set[int]) -> Linear:
     zeros = f"{name}.weight_zero_point"
     if tensors.has(zeros) and tensors.source.tensors[zeros].type == "I32":
         tensors.need(zeros, ("I32",), (-(-n * bits // 32), groups))
-    elif tensors.has(zeros):
+    elif tensors.has(zeros) or needs_zeros:
         tensors.need(zeros, ("I8",), (n, groups))
     return _finish(tensors, name, (n, k), bits, group_of, weight)
 
 
-def _int8(tensors: Tensors, name: str) -> Linear:
+def _int8(tensors: Tensors, name: str, needs_zeros: bool) -> Linear:
     n, k = tensors.need(f"{name}.weight", ("I8",), (None, None))
     groups, group_of = _groups(tensors, name, n, k)
-    if tensors.has(f"{name}.weight_zero_point"):
+    if tensors.has(f"{name}.weight_zero_point") or needs_zeros:
         shape = tensors.need(f"{name}.weight_zero_point", ("I8",))
         if elements(shape) not in (1, n * groups):
             tensors.wrong(f"{name}.weight_zero_point", f"the shape of the scales, [{n}, {groups}]", list(shape))
@@ -135,4 +137,5 @@ def _rows(tensors: Tensors, name: str, weight: str, shape: tuple[int, int], bits
     scales = np.ascontiguousarray(_scales(tensors, name, shape[0])[first:last])
     if zero_free:
         return codes, scales, np.full(scales.shape, centre, np.int32) if centre else 0
-    return codes, scales, _zeros(tensors, name, shape[0], bits)[first:last].astype(np.int32) + centre
+    zeros = _zeros(tensors, name, shape[0], bits)[first:last].astype(np.int32) + centre
+    return codes, scales, np.broadcast_to(zeros, scales.shape)  # one zero may serve rows of several groups

@@ -55,7 +55,7 @@ class Settings:
         """One of `known`, compared without regard to case."""
         value = self.values.get(name, default)
         value = value.lower() if isinstance(value, str) else value
-        if isinstance(value, bool) or value not in known:
+        if (type(value), value) not in [(type(one), one) for one in known]:  # 4.0 is not 4: it cannot count bits
             self.unsupported(name, ", ".join(map(str, known)))
         return value
 
@@ -75,7 +75,7 @@ class Tensors:
         self.source = source
 
     def need(self, name: str, types: tuple[str, ...], shape: tuple[int | None, ...] | None = None) -> tuple[int, ...]:
-        """The shape of a tensor that must be there, of one of these types and of this shape (None = any size)."""
+        """The shape of a tensor that must be there, of one of these types and of this shape (None = any size but 0)."""
         info = self.source.tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.source.path}: expected the tensor {name} of a quantised layer, found none; "
@@ -83,7 +83,7 @@ class Tensors:
         if info.type not in types:
             self.wrong(name, f"type {' or '.join(types)}", info.type)
         fits = shape is None or (len(info.shape) == len(shape) and all(
-            wanted is None or wanted == found for wanted, found in zip(shape, info.shape, strict=True)))
+            found > 0 if wanted is None else wanted == found for wanted, found in zip(shape, info.shape, strict=True)))
         if not fits:
             self.wrong(name, f"shape {[('any' if size is None else size) for size in shape]}", list(info.shape))
         return info.shape
