@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer
 
 import forwardpass
 from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
-from forwardpass.tasks.complete import completion_ids, suffix_stop
+from forwardpass.tasks.complete import completion_ids, natural_ends
 from forwardpass.weights.fill_in_middle import fill_in_middle
 
 PREFIX, SUFFIX, MIDDLE, PAD = range(260, 264)
@@ -102,17 +102,23 @@ def test_what_is_far_from_the_cursor_is_not_even_tokenised(coder):
     assert len(ids) <= 43 and counting.seen < 5_000
 
 
-@pytest.mark.parametrize(("suffix", "stop"), [
-    (")\n    return total\n", ")\n    return total"),
-    ("\n    return total\n    more()\n", "\n    return total"),
-    ("\n\n\n    done = True\n", "\n\n\n    done = True"),
-    ("rest_of_the_line()\nnext\n", "rest_of_the_line()"),
-    ("\n)\n}\n", None),
-    ("", None),
-    (None, None),
+@pytest.mark.parametrize(("suffix", "ends"), [
+    (")\n    return total\n", [")\n    return total"]),
+    ("\n    return total\n    more()\n", ["\n    return total"]),
+    ("\n\n\n    done = True\n", ["\n\n\n    done = True", "\n\n\n"]),
+    ("rest_of_the_line()\nnext\n", ["rest_of_the_line()"]),
+    ("\n)\n}\n", []),
+    ("", []),
 ])
-def test_the_beginning_that_must_not_be_repeated(suffix, stop):
-    assert suffix_stop(suffix) == stop
+def test_where_a_middle_has_ended(suffix, ends):
+    assert natural_ends("x = ", suffix) == [*ends, "\n```"]
+    assert natural_ends("```\nx = ", suffix) == ends
+
+
+def test_an_answer_ends_at_the_blank_lines_of_the_suffix(coder):
+    processors = saying(coder, "a\n\nb\n\n\ndef g(): pass")
+    done = coder.complete("t = ", "\n\n\nclass A:\n", logits_processors=processors, max_new_tokens=40)
+    assert (done.text, done.finish_reason) == ("a\n\nb", "stop")
 
 
 def test_the_suffix_is_not_repeated(coder):

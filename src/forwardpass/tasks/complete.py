@@ -39,14 +39,27 @@ def completion_ids(tokenizer, middle: FillInMiddle | None, prefix: str, suffix: 
     return ids
 
 
-def suffix_stop(suffix: str | None) -> str | None:
-    """The beginning of the suffix, up to the end of a line, that the answer must not repeat: where it comes up, the
-    middle has ended. None if the suffix has too little in it to be told from the answer's own text.
+def natural_ends(prefix: str, suffix: str) -> list[str]:
+    """Texts at which the middle has ended although the model goes on; the answer is cut before them.
 
-    Example: ")\\n    return total\\n" gives ")\\n    return total", since ")" alone may well be part of the middle.
+    The beginning of the suffix, up to the end of the line in which it is unmistakable: ")\n    return total\n" gives
+    ")\n    return total", since ")" alone may well be part of the middle. Blank lines, where the suffix begins with as
+    many of them. The end of a block of code that was never opened, which models made for chat like to put.
     """
+    ends = []
+    if beginning := _unmistakable(suffix):
+        ends.append(beginning)
+    blank = len(suffix) - len(suffix.lstrip("\n"))
+    if blank > 1:
+        ends.append("\n" * blank)
+    if "```" not in prefix and "```" not in suffix:
+        ends.append("\n```")
+    return ends
+
+
+def _unmistakable(suffix: str) -> str | None:
     end = 0
-    while suffix and end < len(suffix):
+    while end < len(suffix):
         newline = suffix.find("\n", end)
         end = len(suffix) if newline < 0 else newline + 1
         beginning = suffix[:end].rstrip()

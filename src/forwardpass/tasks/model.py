@@ -24,7 +24,7 @@ from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
 from forwardpass.scheduler.request import Request
 from forwardpass.stages.preprocess import check_ids, encode_prompt
 from forwardpass.tasks.chat import fitting_ids
-from forwardpass.tasks.complete import completion_ids, suffix_stop
+from forwardpass.tasks.complete import completion_ids, natural_ends
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.stream import Stream
 from forwardpass.weights.fill_in_middle import fill_in_middle
@@ -174,8 +174,7 @@ class Model:
             room = min(room, context_tokens)
         ids = completion_ids(tokenizer, middle, prefix, suffix, room)
         if suffix is not None:
-            stop = suffix_stop(suffix)
-            chosen = replace(chosen, stop=(*chosen.stop, *([stop] if stop else [])),
+            chosen = replace(chosen, stop=(*chosen.stop, *natural_ends(prefix, suffix)),
                              stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *middle.ends))))
         if stream:
             return self._stream(ids, chosen, params, started)
