@@ -14,8 +14,8 @@ from forwardpass import catalog
 pytestmark = pytest.mark.models
 
 TEXT = {
-    "qwen2.5-coder-0.5b": "def median(values):\n    \"\"\"The middle of the sorted values.\"\"\"\n    ordered = sorted(",
-    "gemma3-270m": "The three largest cities of Italy are Rome, Milan and Naples. The capital of France is Paris, and the",
+    "qwen2.5-coder-0.5b": "def median(values):\n    \"\"\"The middle of the sorted values.\"\"\"\n    values = sorted(",
+    "gemma3-270m": "The largest cities of Italy are Rome, Milan and Naples. The capital of France is Paris, and the",
 }
 
 
@@ -48,7 +48,8 @@ def test_float32_agrees_with_transformers(name):
         check_greedy(theirs, ids, answer.token_ids)
 
 
-@pytest.mark.parametrize(("question", "answer"), [("中国的首都是", "北京"), ("What is the capital of France?", "Paris")])
+@pytest.mark.parametrize(("question", "answer"), [("中国的首都是", "北京"),
+                                                  ("What is the capital of France?", "Paris")])
 @pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
 def test_answers_in_two_languages(question, answer, dtype):
     with forwardpass.load("qwen2.5-coder-0.5b", dtype=dtype) as model:

@@ -113,7 +113,7 @@ COMMANDS: tuple[Command, ...] = (
         (
             Option("at", TEXT, "LINE:COL of the cursor, counted from 1 (default: the end of the file)."),
             Option("prefix_only", FLAG, "Use only the text before the cursor."),
-            Option("context_tokens", INT, "Most tokens of the file that are used (default: what the model has room for)."),
+            Option("context_tokens", INT, "Most tokens of the file to use (default: all that the model has room for)."),
             *LOADING,
             *SAMPLING[:-1],
             JSON,

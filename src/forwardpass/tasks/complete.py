@@ -35,7 +35,7 @@ def completion_ids(tokenizer, middle: FillInMiddle | None, prefix: str, suffix: 
     if suffix is not None:
         return middle.prompt(before, after)
     if not (ids := [*tokenizer.prefix_ids, *before]):
-        raise ParameterError("nothing to complete: the prefix is empty, and this model has no token to start a text from")
+        raise ParameterError("nothing to complete: the prefix is empty, and this model has no token that begins a text")
     return ids
 
 
