@@ -35,7 +35,7 @@ class TokenCache(KvCache):
         self.memories = [Memory(size // BLOCK_BYTES) for _ in windows]
         self.windows = windows
         super().__init__(self.memories, windows, size, step_tokens)
-        self.pools = self.budget.pools
+        self.pools = [group.pool for group in self._groups]
 
     def compute(self, tables, tokens, begin, end):
         """Positions begin to end of a text, as a step does: what it sees must be there and be this text's."""

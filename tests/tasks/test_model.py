@@ -1,9 +1,11 @@
 """`Model` as its users know it: answers, order, streams, chats, scores, and what they are told about mistakes."""
 
+import gc
 import math
 import struct
 import threading
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -355,6 +357,19 @@ def test_a_closed_model_says_so(tiny_folder):
         with pytest.raises(ParameterError, match="closed"):
             call()
     assert "tiny" in repr(model)
+
+
+def test_a_closed_model_frees_its_memory_at_once(tiny_folder):
+    """Not when the garbage collector comes by: the next model may need it."""
+    gc.collect()
+    gc.disable()
+    try:
+        with forwardpass.load(tiny_folder()) as model:
+            model.generate(["abc", "abd"], **NEW)
+            kept = [weakref.ref(one) for one in (model.engine, model.network, model.engine.cache._groups[0].pool)]
+        assert [one() for one in kept] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_threads_share_a_model(tiny):

@@ -6,6 +6,8 @@ Having no free block is an ordinary answer (None), for the scheduler to act on.
 
 from __future__ import annotations
 
+from weakref import ref
+
 from forwardpass.contracts import PAGE
 
 
@@ -23,18 +25,22 @@ class Budget:
     def __init__(self, size: int):
         self.size = size
         self.held = 0
-        self.pools: list[BlockPool] = []
+        self._pools: list[ref[BlockPool]] = []  # pools hold their budget: in a circle, memory would outlive its model
         self._resident = 0  # of blocks with memory behind them, held or free
 
     @property
     def free(self) -> int:
         return self.size - self.held
 
+    def join(self, pool: BlockPool) -> None:
+        self._pools.append(ref(pool))
+
     def add_memory(self, nbytes: int) -> None:
         """A block gets memory; free blocks of other pools give up theirs where there would be too much."""
         self._resident += nbytes
         while self._resident > self.size:
-            self._resident -= next(given for pool in self.pools if (given := pool.give_memory_back()))
+            pools = (pool for one in self._pools if (pool := one()) is not None)
+            self._resident -= next(given for pool in pools if (given := pool.give_memory_back()))
 
 
 class BlockPool:
@@ -47,7 +53,7 @@ class BlockPool:
         self.size = memory.blocks
         self.block_bytes = memory.block_bytes
         self.budget = budget or Budget(memory.blocks * memory.block_bytes)
-        self.budget.pools.append(self)
+        self.budget.join(self)
         self._memory = memory
         self._holders: list[int] = []  # of the blocks that were ever used; there may be room for millions
         self._used: list[int] = []  # returned blocks: they hold old values until cleared
