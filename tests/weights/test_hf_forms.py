@@ -127,17 +127,29 @@ def test_added_tokens_json(tmp_path, byte_pairs):
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|x|>": len(vocab) + 2}))
     tokenizer = tokenizer_from_directory(tmp_path)
     assert tokenizer.vocab_size == len(vocab) + 3 and tokenizer.token_to_id("<|x|>") == len(vocab) + 2
+    last = max(vocab, key=vocab.get)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {last: len(vocab)}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|x|>": len(vocab) - 1}))
+    tokenizer = tokenizer_from_directory(tmp_path)
+    assert tokenizer.vocab_size == len(vocab) + 1 and tokenizer.token_to_id("<|x|>") == len(vocab) - 1  # fills the hole
+    for wrong in (0, -1, "5", None, [], 2.5, 10**9, 2**70):
+        (tmp_path / "added_tokens.json").write_text(json.dumps({"<|x|>": wrong}))
+        with pytest.raises(ModelFileError, match="id of its own"):
+            tokenizer_from_directory(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("config", "vocab", "error", "words"),
     [
         ({"tokenizer_class": "CLIPTokenizer"}, {"a": 0}, UnsupportedModelError, "CLIPTokenizer.*GPT2Tokenizer"),
+        ({"tokenizer_class": 3}, {"a": 0}, UnsupportedModelError, "of a 3;"),
+        ({"tokenizer_class": ["GPT2Tokenizer"]}, {"a": 0}, UnsupportedModelError, "GPT2Tokenizer"),
         ({}, {"a</w>": 0}, UnsupportedModelError, "tokenizer.json"),
         ({"add_prefix_space": True}, {"a": 0}, UnsupportedModelError, "tokenizer.json"),
         ({}, {"a": 0, "b": 0}, ModelFileError, "id of its own"),
         ({}, {"a": -1}, ModelFileError, "id of its own"),
         ({}, {"a": 10**9}, ModelFileError, "id of its own"),
+        ({}, {"a": 9_999_999}, ModelFileError, "id of its own, below 65537"),
         ({}, ["a"], ModelFileError, "JSON object"),
     ],
 )

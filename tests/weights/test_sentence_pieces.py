@@ -252,6 +252,7 @@ def test_tok_09_ends_of_turns():
         ({"scores": None}, "scores.*expected .* numbers"),
         ({"scores": [1.0]}, "scores.*found '1'"),
         ({"scores": "nan"}, "finite"),
+        ({"scores": "words"}, "scores.*numbers"),
         ({"precompiled_charsmap": [1, 2, 3]}, "charsmap"),
         ({"precompiled_charsmap": "x"}, "list of bytes"),
         ({"add_space_prefix": "yes"}, "true or false"),
@@ -262,6 +263,20 @@ def test_contradictions(kind, change, message):
     metadata = sentence_models.gguf_metadata(sentence_models.trained(kind, "plain"), kind)
     size = len(metadata["tokenizer.ggml.tokens"])
     for key, value in change.items():
-        metadata[f"tokenizer.ggml.{key}"] = [float("nan")] * size if value == "nan" else value
+        long = {"nan": [float("nan")] * size, "words": ["x"] * size}
+        metadata[f"tokenizer.ggml.{key}"] = long.get(value, value) if isinstance(value, str) else value
     with pytest.raises(ModelFileError, match=message):
         tokenizer_from_gguf({key: value for key, value in metadata.items() if value is not None})
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_table_of_characters_that_leads_out_of_itself(kind):
+    """The library walks it unchecked, and panics."""
+    metadata = sentence_models.gguf_metadata(sentence_models.trained(kind, "plain"), kind)
+    metadata["tokenizer.ggml.precompiled_charsmap"] = [0, 1, 0, 0, *[7] * 256, 65, 0]
+    tokenizer = tokenizer_from_gguf(metadata)
+    for special in (True, False):
+        with pytest.raises(ModelFileError, match="vocabulary is damaged"):
+            tokenizer.encode("a b", add_special_tokens=special, parse_special=special)
+    with pytest.raises(ModelFileError, match="vocabulary is damaged"):
+        tokenizer.prefix_ids  # noqa: B018

@@ -304,6 +304,37 @@ def test_damaged_directories(tmp_path):
             tokenizer_from_directory(tmp_path)
 
 
+def test_ids_with_holes_count_up_to_the_greatest(tmp_path):
+    """Answers may use every id below vocab_size."""
+    backend = byte_backend()
+    content = json.loads(backend.to_str())
+    names = content["model"]["vocab"]
+    last = max(names, key=names.get)
+    names[last] += 5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = tokenizer_from_directory(tmp_path)
+    assert tokenizer.token_to_id(last) == names[last] == tokenizer.vocab_size - 1
+    names[last] = 10**9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelFileError, match="token ids below"):
+        tokenizer_from_directory(tmp_path)
+
+
+def test_names_that_no_token_has(tmp_path):
+    byte_backend().save(str(tmp_path / "tokenizer.json"))
+    for changes in ({"add_bos_token": True, "bos_token": "<none>"}, {"add_eos_token": True, "eos_token": "<none>"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(changes))
+        with pytest.raises(ModelFileError, match="<none>.*token of the vocabulary"):
+            tokenizer_from_directory(tmp_path)
+    content = json.loads(byte_backend().to_str())
+    content["model"]["unk_token"] = "<none>"
+    del content["model"]["vocab"]["a"]
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelFileError, match="<none>"):  # found when a text has an unknown character
+        tokenizer_from_directory(tmp_path).encode("a", add_special_tokens=False, parse_special=False)
+
+
 # -- the stored form, speed, threads
 
 

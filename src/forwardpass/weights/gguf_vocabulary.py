@@ -232,7 +232,10 @@ class _Metadata:
         if not isinstance(value, (list, tuple)) or len(value) != size:
             found = "none" if value is None else len(value) if hasattr(value, "__len__") else value
             raise self._wrong("scores", f"{size} numbers, one for each token", found)
-        scores = np.array(value, np.float64)
+        try:
+            scores = np.array(value, np.float64)
+        except (TypeError, ValueError):
+            raise self._wrong("scores", "numbers", value) from None
         if not np.isfinite(scores).all():
             raise self._wrong("scores", "finite numbers", scores[~np.isfinite(scores)][0])
         return scores

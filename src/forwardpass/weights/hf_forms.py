@@ -18,6 +18,8 @@ from .recipes import BytePairs, WordPieces
 from .sentence_pieces import build_pairs, build_unigrams, read_piece_file
 from .text_files import read_object, read_text
 
+MAX_HOLES = 1 << 16
+"""Ids that no token has, up to the greatest id: a vocabulary with more is damaged, and would cost memory."""
 PIECE_FILES = ("tokenizer.model", "spiece.model")
 _CUTTERS = {
     "GPT2Tokenizer": "gpt-2", "RobertaTokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2",
@@ -60,7 +62,7 @@ def _piece_file(path: Path, config: dict, names: Names) -> tuple[Backend, dict[s
 
 
 def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
-    kind = config.get("tokenizer_class") or "GPT2Tokenizer"
+    kind = str(config.get("tokenizer_class") or "GPT2Tokenizer")[:100]
     pre = _CUTTERS.get(kind.removesuffix("Fast"))
     vocab = read_object(path / "vocab.json")
     if pre is None or config.get("add_prefix_space") or any(token.endswith("</w>") for token in vocab):
@@ -68,13 +70,10 @@ def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[s
             f"{path} has vocab.json and merges.txt of a {kind}; without a tokenizer.json only the byte-level "
             f"vocabularies of {', '.join(_CUTTERS)} can be read. Save the tokenizer once as tokenizer.json."
         )
-    tokens = _by_id(vocab, path / "vocab.json")
+    extra = read_object(path / "added_tokens.json")
+    tokens = _by_id({**extra, **vocab}, path / "vocab.json")
     lines = read_text(path / "merges.txt").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version")]
-    extra = read_object(path / "added_tokens.json")
-    for token, i in sorted(extra.items(), key=lambda item: item[1]):
-        if token not in vocab:
-            tokens += [f"[EMPTY_{hole}]" for hole in range(len(tokens), i)] + [token]
     if "<|endoftext|>" in vocab:
         names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", **names}
     place = {token: i for i, token in enumerate(tokens)}
@@ -112,8 +111,9 @@ def _class_and_separator(names: Names, place: Mapping[str, int]) -> tuple[tuple[
 
 def _by_id(vocab: dict[str, Any], path: Path) -> list[str]:
     ids = list(vocab.values())
-    if not ids or not all(type(i) is int and 0 <= i < 10_000_000 for i in ids) or len(set(ids)) != len(ids):
-        raise ModelFileError(f"{path}: expected every token with an id of its own.")
+    most = len(ids) + MAX_HOLES
+    if not ids or not all(type(i) is int and 0 <= i < most for i in ids) or len(set(ids)) != len(ids):
+        raise ModelFileError(f"{path}: expected every token with an id of its own, below {most}; fetch it again.")
     tokens = [f"[EMPTY_{i}]" for i in range(max(ids) + 1)]
     for token, i in vocab.items():
         tokens[i] = token

@@ -107,7 +107,7 @@ class Tokenizer:
 
     @cached_property
     def _wrapping(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        encoding = self.backend.encode("a", add_special_tokens=True)
+        encoding = _encode(self.backend, "a", True)
         mask = encoding.special_tokens_mask
         opening = next((i for i, special in enumerate(mask) if not special), len(mask))
         closing = next((i for i, special in enumerate(reversed(mask)) if not special), 0)
@@ -226,10 +226,14 @@ def backend_from_json(text: str) -> Backend:
     try:
         return Backend.from_str(text)
     except BaseException as error:
-        # The library panics on some damaged files, and a panic is not an Exception.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        if isinstance(error, Exception) or _panic(error):
             raise ModelFileError(f"tokenizer.json is not a tokenizer this library can read: {error}") from error
         raise
+
+
+def _panic(error: BaseException) -> bool:
+    """The library panics on some damaged files, and a panic is not an Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _encode(backend: Backend, text: str, add_special_tokens: bool):
@@ -239,6 +243,11 @@ def _encode(backend: Backend, text: str, add_special_tokens: bool):
         if not isinstance(text, str):
             raise ParameterError(f"expected text (str), found {type(text).__name__}.") from error
         raise ParameterError(f"the text is not valid Unicode (it holds a lone surrogate): {error}") from error
+    except BaseException as error:  # no unknown token, or a compiled table of characters that leads out of itself
+        if isinstance(error, Exception) or _panic(error):
+            raise ModelFileError(f"the vocabulary is damaged: the tokenizer fails with {str(error)[:100]!r}; "
+                                 "fetch or convert the model again") from error
+        raise
 
 
 def _flat(decoder: dict) -> list[dict]:

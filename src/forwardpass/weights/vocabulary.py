@@ -9,7 +9,7 @@ from tokenizers import AddedToken, processors
 
 from ..errors import ModelFileError, UnsupportedModelError
 from .gguf_vocabulary import tokenizer_from_gguf
-from .hf_forms import older_form
+from .hf_forms import MAX_HOLES, older_form
 from .recipes import add_tokens, set_wrapping
 from .text_files import read_object, read_text
 from .tokenizer import Tokenizer, VocabularyFacts, backend_from_json
@@ -65,12 +65,20 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
         # The two switches overrule tokenizer.json, as they do in transformers.
         prefix = [variables["bos_token"]] if config.get("add_bos_token") and "bos_token" in variables else []
         suffix = [variables["eos_token"]] if config.get("add_eos_token") and "eos_token" in variables else []
+        for text in (*prefix, *suffix):
+            if backend.token_to_id(text) is None:
+                raise ModelFileError(f"{path / 'tokenizer_config.json'} puts {text[:80]!r} around texts; expected a "
+                                     "token of the vocabulary; fetch the file again.")
         if prefix or suffix:
             set_wrapping(backend, prefix, suffix)
         elif backend.num_special_tokens_to_add(False):
             backend.post_processor = processors.TemplateProcessing(single=["$A"], special_tokens=[])
     ids = {name: backend.token_to_id(text) for name, text in variables.items()}
-    size = max([backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in backend.get_added_tokens_decoder())])
+    taken = backend.get_vocab(with_added_tokens=True)
+    size = max(taken.values(), default=-1) + 1  # more than there are tokens where ids have holes
+    if size > len(taken) + MAX_HOLES:
+        raise ModelFileError(f"{path}: expected token ids below {len(taken) + MAX_HOLES}, found {size - 1}; fetch the "
+                             "tokenizer again.")
     longest = config.get("model_max_length")
     facts = VocabularyFacts(
         vocab_size=size,
