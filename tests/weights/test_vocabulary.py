@@ -324,7 +324,7 @@ def test_names_that_no_token_has(tmp_path):
     byte_backend().save(str(tmp_path / "tokenizer.json"))
     for changes in ({"add_bos_token": True, "bos_token": "<none>"}, {"add_eos_token": True, "eos_token": "<none>"}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(changes))
-        with pytest.raises(ModelFileError, match="<none>.*token of the vocabulary"):
+        with pytest.raises(ModelFileError, match=r"<none>.*token of the vocabulary"):
             tokenizer_from_directory(tmp_path)
     content = json.loads(byte_backend().to_str())
     content["model"]["unk_token"] = "<none>"

@@ -200,22 +200,15 @@ def _check_layer(layer: LayerSpec) -> None:
              f"attention heads ({a.num_heads}) to be a multiple of key-value heads", a.num_kv_heads)
     _require(math.isfinite(a.scale) and a.scale > 0, "a positive attention scale", a.scale)
     _require(0 <= a.window <= MAX_SIZE, f"a window from 0 (none) to {MAX_SIZE}", a.window)
-    _require(len(a.alibi) in (0, a.num_heads) and all(math.isfinite(x) for x in a.alibi),
-             f"{a.num_heads} finite ALiBi slopes, one a head", len(a.alibi))
+    _require(len(a.alibi) in (0, a.num_heads) and all(abs(x) <= 1e6 for x in a.alibi),
+             f"{a.num_heads} ALiBi slopes up to 1e6, one a head", a.alibi[:4])
     for name in ("softcap", "clip_qkv"):
         _require(math.isfinite(getattr(a, name)) and getattr(a, name) >= 0, f"{name} of 0 (none) or more",
                  getattr(a, name))
     _require(a.qk_norm_shape in ("head", "heads", "all"), "a qk_norm_shape of head, heads or all", a.qk_norm_shape)
     _check_norm(a.qk_norm)
     if a.rotary:
-        _require(a.rotary.dim % 2 == 0 and 2 <= a.rotary.dim <= a.head_dim,
-                 f"an even rotary dimension from 2 to head_dim ({a.head_dim})", a.rotary.dim)
-        _require(len(a.rotary.inv_freq) == a.rotary.dim // 2, f"{a.rotary.dim // 2} rotary frequencies",
-                 len(a.rotary.inv_freq))
-        _require(all(math.isfinite(f) for f in (*a.rotary.inv_freq, *a.rotary.long_inv_freq)),
-                 "finite rotary frequencies", "one that is not")
-        _require(len(a.rotary.long_inv_freq) in (0, a.rotary.dim // 2), f"{a.rotary.dim // 2} long rotary frequencies",
-                 len(a.rotary.long_inv_freq))
+        _check_rotary(a.rotary, a.head_dim)
     _require(m.kind in ("gated", "plain"), "an MLP that is gated or plain", m.kind)
     _require(m.activation in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", m.activation)
     if m.experts:
@@ -229,6 +222,27 @@ def _check_layer(layer: LayerSpec) -> None:
     _require(math.isfinite(layer.residual_scale), "a finite residual scale", layer.residual_scale)
     for norm in (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm):
         _check_norm(norm)
+
+
+def _check_rotary(rotary: RotarySpec, head_dim: int) -> None:
+    dim, ntk = rotary.dim, rotary.ntk
+    _require(dim % 2 == 0 and 2 <= dim <= head_dim, f"an even rotary dimension from 2 to head_dim ({head_dim})", dim)
+    _require(len(rotary.inv_freq) == dim // 2, f"{dim // 2} rotary frequencies", len(rotary.inv_freq))
+    _require(all(math.isfinite(f) for f in (*rotary.inv_freq, *rotary.long_inv_freq)), "finite rotary frequencies",
+             "one that is not")
+    _require(len(rotary.long_inv_freq) in (0, dim // 2), f"{dim // 2} long rotary frequencies",
+             len(rotary.long_inv_freq))
+    _require(math.isfinite(rotary.attention_factor), "a finite rotary attention factor", rotary.attention_factor)
+    if rotary.long_inv_freq:
+        _require(1 <= rotary.switch <= MAX_SIZE, f"long frequencies from a length of 1 to {MAX_SIZE} on", rotary.switch)
+    else:
+        _require(rotary.switch == 0, "no switch without long frequencies", rotary.switch)
+    if ntk:
+        _require(dim >= 4 and not rotary.long_inv_freq, "dynamic frequencies of 4 dimensions or more, and no long ones",
+                 dim)
+        _require(1 <= ntk.trained <= MAX_SIZE, f"a trained length from 1 to {MAX_SIZE}", ntk.trained)
+        _require(1 <= ntk.factor <= 1e6, "a dynamic factor from 1 to 1e6", ntk.factor)
+        _require(0 < ntk.base <= 1e12, "a rotary base above 0 and at most 1e12", ntk.base)
 
 
 def _check_norm(norm: NormSpec | None) -> None:
