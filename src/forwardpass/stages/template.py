@@ -61,7 +61,8 @@ def chat_ids(
     template = template if template is not None else tokenizer.chat_template
     if template is None:
         raise UnsupportedModelError(
-            "this model has no chat template; expected one in its files. Continue text without one instead: generate(), or forwardpass run --raw."
+            "this model has no chat template; expected one in its files. Continue text without one instead: "
+            "generate(), or forwardpass run --raw."
         )
     messages = check_messages(messages, template)
     variables = {name: plain_data(value, name) for name, value in {**tokenizer.template_variables, **variables}.items()}
