@@ -207,12 +207,11 @@ def test_a_prefix_hit_changes_nothing(case, load, monkeypatch):
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[11], CASES[15], *WINDOWED, *REGIMES], ids="-".join)
-@pytest.mark.parametrize("step_tokens", [512, 20])
-def test_preemption_changes_nothing(case, step_tokens, load, monkeypatch):
+def test_preemption_changes_nothing(case, load, monkeypatch):
     model = load(*case)
     params = {"max_new_tokens": 70}
     expected = alone(model, PROMPTS[:6], **params)
-    for blocks in (3, 5):
+    for blocks, step_tokens in itertools.product((3, 5), (512, 20)):
         engine = use_engine(model, monkeypatch, blocks)
         monkeypatch.setattr(engine.scheduler, "step_tokens", step_tokens)
         assert [facts(one) for one in model.generate(PROMPTS[:6], **GREEDY | params)] == expected
