@@ -139,12 +139,7 @@ class Model:
         ids, dropped = fitting_ids(self._tokenizer("chat"), messages, context, least, wanted, on_overflow)
         if dropped:
             warnings.warn(f"the conversation no longer fits: its {dropped} oldest messages were dropped", stacklevel=2)
-        if stream:
-            return self._stream(ids, chosen, params, started)
-        request = self._requests([ids], chosen, params, started)[0]
-        self.engine.run([request])
-        done = request.completions()
-        return done[0] if len(done) == 1 else done
+        return self._answer(ids, chosen, params, started, stream)
 
     def complete(self, prefix: str, suffix: str | None = None, *, stream: bool = False,
                  context_tokens: int | None = None, **params: Any) -> Completion | list[Completion] | Stream:
@@ -176,12 +171,7 @@ class Model:
         if suffix is not None:
             chosen = replace(chosen, stop=(*chosen.stop, *natural_ends(prefix, suffix)),
                              stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *middle.ends))))
-        if stream:
-            return self._stream(ids, chosen, params, started)
-        request = self._requests([ids], chosen, params, started)[0]
-        self.engine.run([request])
-        done = request.completions()
-        return done[0] if len(done) == 1 else done
+        return self._answer(ids, chosen, params, started, stream)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [tokens, vocab]: row i is what the model says after tokens 0..i. No tokens are added."""
@@ -295,6 +285,16 @@ class Model:
                 chosen = replace(chosen, max_new_tokens=room, min_new_tokens=min(chosen.min_new_tokens, room))
         self._check_length(ids, chosen.max_new_tokens)
         return chosen
+
+    def _answer(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float,
+                stream: bool) -> Completion | list[Completion] | Stream:
+        """To one prompt: as it arrives, or whole, a list where several were asked for."""
+        if stream:
+            return self._stream(ids, chosen, given, started)
+        request = self._requests([ids], chosen, given, started)[0]
+        self.engine.run([request])
+        done = request.completions()
+        return done[0] if len(done) == 1 else done
 
     def _stream(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float) -> Stream:
         if chosen.num_return_sequences != 1:
