@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+import tiny_models
 from forwardpass.cli import main
 
 HIDDEN, HEADS, INNER, VOCAB, CONTEXT = 32, 4, 64, 64, 128
@@ -95,6 +96,26 @@ def test_json_tells_spec_tensors_memory_tokenizer_and_template(tmp_path, capsys)
     assert facts["tokenizer"]["bos_token_id"] == VOCAB - 2 and facts["tokenizer"]["eos_token_ids"] == [VOCAB - 1]
     assert facts["chat_template"] == TEMPLATE
     assert facts["unsupported"] == []
+
+
+@pytest.mark.parametrize(("case", "said"), [
+    ("olmo2", ["0-1: 6 heads", "norms of queries and keys", "rms norm after attention and MLP, eps 1e-05"]),
+    ("mixtral", ["2 of 5 experts, each a gated MLP of 80 (silu); rms norm, eps"]),
+    ("qwen2_moe", ["2 of 5 experts, each a gated MLP of 32 (silu); one of 40 for every token", "bias on q/k/v"]),
+    ("gemma2", ["layers 0: 6 heads", "window 16; scores capped at 2; ", "layers 1: 6 heads",
+                "rms norm before and after attention and MLP"]),
+    ("opt-post", ["no rotary", "layer norm after attention and MLP"]), ("bloom", ["ALiBi"]),
+    ("stablelm-parallel", ["attention and MLP in parallel"]),
+])
+def test_a_folder_of_any_family_without_a_tokenizer(case, said, tmp_path, capsys):
+    family, changes = tiny_models.CASES[case]
+    folder = tiny_models.save(tiny_models.make(family, **changes), tmp_path / "m")
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tokenizer" not in shown
+    for words in said:
+        assert words in shown
 
 
 def test_text_escapes_what_would_steer_a_terminal(tmp_path, capsys):

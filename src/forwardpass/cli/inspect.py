@@ -160,28 +160,51 @@ def _layer_groups(spec) -> list[str]:
     lines, first = [], 0
     for layer, group in groupby(spec.layers):
         last = first + len(list(group)) - 1
-        attention, mlp = layer.attention, layer.mlp
-        parts = [
-            f"{attention.num_heads} heads, {attention.num_kv_heads} for keys and values, of {attention.head_dim}",
-            f"rotary over {attention.rotary.dim}" if attention.rotary else "no rotary",
-            *([f"window {attention.window}"] if attention.window else []),
-            f"{mlp.kind} MLP of {mlp.intermediate_size} ({mlp.activation})",
-            f"{layer.attention_norm.kind} norm, eps {layer.attention_norm.eps:g}",
-        ]
-        biases = [("q/k/v", attention.qkv_bias), ("output", attention.out_bias), ("MLP", mlp.bias)]
-        if any(there for _, there in biases):
-            parts.append("bias on " + ", ".join(name for name, there in biases if there))
-        lines.append(f"{first}-{last}: " + "; ".join(parts))
+        number = f"{first}" if first == last else f"{first}-{last}"
+        lines.append(f"{number}: " + "; ".join(_layer(layer)))
         first = last + 1
     return lines
 
 
+def _layer(layer) -> list[str]:
+    """What sets a layer apart."""
+    attention, mlp, experts = layer.attention, layer.mlp, layer.mlp.experts
+    parts = [f"{attention.num_heads} heads, {attention.num_kv_heads} for keys and values, of {attention.head_dim}",
+             f"rotary over {attention.rotary.dim}" if attention.rotary else "no rotary"]
+    if attention.window:
+        parts.append(f"window {attention.window}")
+    if attention.alibi:
+        parts.append("ALiBi")
+    if attention.qk_norm:
+        parts.append("norms of queries and keys")
+    if attention.softcap:
+        parts.append(f"scores capped at {attention.softcap:g}")
+    inner = f"{mlp.kind} MLP of {mlp.intermediate_size} ({mlp.activation})"
+    parts.append(f"{experts.chosen} of {experts.count} experts, each a {inner}" if experts else inner)
+    if experts and experts.shared_size:
+        parts.append(f"one of {experts.shared_size} for every token")
+    if layer.parallel:
+        parts.append("attention and MLP in parallel")
+    before, after = (layer.attention_norm, layer.mlp_norm), (layer.post_attention_norm, layer.post_mlp_norm)
+    if layer.order == "post":
+        before, after = (), before
+    places = [name for name, norms in (("before", before), ("after", after)) if any(norms)]
+    norm = next((norm for norm in (*before, *after) if norm), None)
+    if norm:
+        where = "" if places == ["before"] else f" {' and '.join(places)} attention and MLP"
+        parts.append(f"{norm.kind} norm{where}, eps {norm.eps:g}")
+    biases = [("q/k/v", attention.qkv_bias), ("output", attention.out_bias), ("MLP", mlp.bias)]
+    if any(there for _, there in biases):
+        parts.append("bias on " + ", ".join(name for name, there in biases if there))
+    return parts
+
+
 def _tokenizer(path: Path, source) -> dict:
-    from ..weights.vocabulary import tokenizer_from_directory, tokenizer_from_gguf
+    from ..weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
 
     if source.kind == "gguf":
         tokenizer = tokenizer_from_gguf(source.metadata)
-    elif path.is_dir():
+    elif path.is_dir() and has_tokenizer(path):
         tokenizer = tokenizer_from_directory(path)
     else:
         return {}
