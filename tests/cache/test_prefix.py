@@ -88,7 +88,7 @@ def test_the_same_middle_after_another_beginning_is_no_hit(kept):
 
 
 def test_tokens_decide_and_no_hash_does(kept):
-    """Kin of KVC-01: texts that any weak hash confuses (sums, permutations, a difference in one place)."""
+    """Texts that any weak hash confuses (sums, permutations, a difference in one place)."""
     rng = random.Random(3)
     for _ in range(200):
         kept.run([rng.randrange(3) for _ in range(rng.randrange(1, 150))])

@@ -67,7 +67,7 @@ def test_nobody_waits_for_a_long_answer_of_somebody_else():
 
 
 def test_half_of_the_neighbours_leave_at_random():
-    """KVC-05: survivors equal their solo runs, and the free blocks return to the start value."""
+    """Survivors equal their solo runs, and the free blocks return to the start value."""
     rng = random.Random(1)
     solo = {n: alone([n], max_new_tokens=n)[0] for n in range(1, 9)}
     engine = make(blocks=10)

@@ -10,7 +10,7 @@ from forwardpass.errors import ContextLengthError, ParameterError
 from forwardpass.stages.preprocess import encode_prompt, pack, pad, truncate, unpad
 
 
-def test_tok_01_raw_prompt_has_one_bos(byte_tokenizer):
+def test_raw_prompt_has_one_bos(byte_tokenizer):
     tokenizer = byte_tokenizer(add_bos=True)
     assert encode_prompt(tokenizer, "hi") == [256, 104, 105]
     assert encode_prompt(tokenizer, "<s>hi") == [256, 104, 105]
@@ -56,8 +56,8 @@ def test_pack():
         pack([[1]], past=[1, 2])
 
 
-def test_pad_01_positions_count_real_tokens():
-    """PAD-01: mask 0,0,1,1,1 gives the real tokens positions 0, 1, 2."""
+def test_positions_count_real_tokens():
+    """Mask 0,0,1,1,1 gives the real tokens positions 0, 1, 2."""
     left = pad([[5, 6, 7], [1, 2, 3, 4, 5]], side="left", pad_id=0)
     assert left.input_ids.tolist() == [[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]]
     assert left.attention_mask.tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
@@ -90,8 +90,8 @@ def test_padding_options():
         pad([[1], []], pad_id=0)
 
 
-def test_tok_07_truncation_keeps_the_closing_token():
-    """TOK-07: limit 8, 20 words w1..w20 (ids 1..20) between [CLS] 100 and [SEP] 101."""
+def test_truncation_keeps_the_closing_token():
+    """Limit 8, 20 words w1..w20 (ids 1..20) between [CLS] 100 and [SEP] 101."""
     text = [100, *range(1, 21), 101]
     assert truncate(text, 8, opening=1, closing=1) == [100, 1, 2, 3, 4, 5, 6, 101]
     assert truncate(text, 8, side="left", opening=1, closing=1) == [100, 15, 16, 17, 18, 19, 20, 101]
@@ -104,7 +104,7 @@ def test_tok_07_truncation_keeps_the_closing_token():
     assert cut.input_ids.tolist() == [[100, 1, 2, 3, 4, 5, 6, 101]] and cut.attention_mask.sum() == 8
 
 
-def test_tok_07_nothing_is_cut_silently():
+def test_nothing_is_cut_silently():
     with pytest.raises(ContextLengthError, match=r"9 tokens.*max_length is 8"):
         pad([[1] * 9], max_length=8, pad_id=0)
     assert pad([[1] * 8], max_length=8, pad_id=0).input_ids.shape == (1, 8)

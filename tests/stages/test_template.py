@@ -1,4 +1,4 @@
-"""Chat templates: they work as in transformers, and can do no harm (CHT-01, CHT-03)."""
+"""Chat templates: they work as in transformers, and can do no harm."""
 
 import subprocess
 import sys
@@ -138,7 +138,7 @@ GREEDY = [
 
 
 @pytest.mark.parametrize("template", ATTACKS)
-def test_cht_01_sandbox(template):
+def test_the_sandbox_holds(template):
     try:
         text = render(template, HI)
     except TemplateError:
@@ -147,7 +147,7 @@ def test_cht_01_sandbox(template):
 
 
 @pytest.mark.parametrize("template", GREEDY, ids=lambda template: template[:60])
-def test_cht_01_bounded(template):
+def test_work_is_bounded(template):
     started = time.thread_time()
     with pytest.raises(TemplateError, match=r"wants too much|failed|not valid"):
         render(template, HI)
@@ -155,7 +155,7 @@ def test_cht_01_bounded(template):
     assert render("{{ messages[0].content }}", HI) == "hi"  # alive
 
 
-def test_cht_01_memory():
+def test_memory_of_a_template():
     """All of them together, in their own process, stay under 400 MB and never return what they asked for."""
     program = (
         "import re, sys; sys.path[:0] = sys.argv[1:]\n"
@@ -202,7 +202,7 @@ STRICT = (
         ([{"role": "user"}], "content"),
     ],
 )
-def test_cht_03_refusals_carry_the_message(messages, expected):
+def test_refusals_carry_the_message(messages, expected):
     with pytest.raises(TemplateError, match=expected):
         render(STRICT, messages)
 
@@ -218,7 +218,7 @@ def test_messages_that_are_none(messages):
         render("{{ 1 }}", messages)
 
 
-def test_cht_03_text_parts():
+def test_text_parts_are_joined():
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert render(STRICT, parts) == "[a\nb]"  # a template for plain text gets plain text
     reads = "{% for m in messages %}{% for p in m['content'] %}({{ p['text'] }}){% endfor %}{% endfor %}"
@@ -245,7 +245,7 @@ def test_foreign_objects_do_not_reach_the_template():
 # -- ids
 
 
-def test_tok_01_chat_has_one_bos(byte_tokenizer):
+def test_chat_has_one_bos(byte_tokenizer):
     for template in ("<s>U:{{ messages[0].content }}", "U:{{ messages[0].content }}"):
         ids = chat_ids(byte_tokenizer(add_bos=True, template=template), HI)
         assert ids == [256, *b"U:hi"]

@@ -1,4 +1,4 @@
-"""STR-01 and STR-03: streamed text is the final text, and never shows half a character."""
+"""Streamed text is the final text, and never shows half a character."""
 
 import time
 

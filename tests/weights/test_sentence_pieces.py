@@ -191,8 +191,8 @@ def tokens_of(tokenizer, text):
     return [tokenizer.id_to_token(i) for i in tokenizer.encode(text, add_special_tokens=True, parse_special=False)]
 
 
-def test_tok_03_unknown_characters_become_bytes():
-    """TOK-03: all the bytes of a character if all are in the vocabulary, else one unknown token; never fused."""
+def test_unknown_characters_become_bytes():
+    """All the bytes of a character if all are in the vocabulary, else one unknown token; never fused."""
     tokenizer = unigram("<unk>", "▁", "x", "y", *byte_pieces())
     assert tokens_of(tokenizer, "x\n猫y") == ["x", "<0x0A>", "<0xE7>", "<0x8C>", "<0xAB>", "y"]
     assert tokenizer.decode(tokenizer.encode("猫", add_special_tokens=False, parse_special=False)) == "猫"
@@ -202,7 +202,7 @@ def test_tok_03_unknown_characters_become_bytes():
     assert tokens_of(unigram("<unk>", "▁", "x", "y"), "x\n猫y猫") == ["x", "<unk>", "y", "<unk>"]  # neighbours fuse
 
 
-def test_tok_03_in_pairs():
+def test_unknown_characters_in_pairs():
     blob = sentence_models.trained("llama", "plain")
     tokenizer = tokenizer_from_gguf(sentence_models.gguf_metadata(blob, "llama"))
     assert tokens_of(tokenizer, "x\n\x0b")[-2:] == ["<0x0A>", "<0x0B>"]
@@ -220,7 +220,7 @@ def test_scores_of_other_tokens_do_not_matter():
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_tok_01_one_bos(kind):
+def test_one_bos(kind):
     blob = sentence_models.trained(kind, "plain")
 
     def ids(text, **keys):
@@ -235,7 +235,7 @@ def test_tok_01_one_bos(kind):
     assert (1 in ids("hi", **silent), 2 in ids("hi", **silent)) == ((True, False) if kind == "llama" else (False, True))
 
 
-def test_tok_09_ends_of_turns():
+def test_ends_of_turns():
     blob = sentence_models.trained("llama", "plain")
     metadata = sentence_models.gguf_metadata(blob, "llama", eot_token_id=7)
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]

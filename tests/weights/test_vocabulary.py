@@ -139,8 +139,8 @@ def test_facts_of_smollm2(smollm2, metadata):
     assert smollm2.token_to_id("no such token") is smollm2.id_to_token(10**9) is smollm2.id_to_token(-1) is None
 
 
-def test_tok_01_exactly_one_bos_in_raw_prompts():
-    """TOK-01: BOS by default, none when the file says so, and no second one for a text that begins with it."""
+def test_exactly_one_bos_in_raw_prompts():
+    """BOS by default, none when the file says so, and no second one for a text that begins with it."""
 
     def ids(text, **keys):
         tokenizer = tokenizer_from_gguf(byte_vocabulary("<s>", "</s>", bos_token_id=256, eos_token_id=257, **keys))
@@ -157,8 +157,8 @@ def test_tok_01_exactly_one_bos_in_raw_prompts():
 
 
 @pytest.mark.parametrize(("left", "right"), [(False, False), (True, False), (False, True), (True, True)])
-def test_tok_05_spaces_next_to_added_tokens(tmp_path, left, right):
-    """TOK-05: lstrip eats the spaces on the left, rstrip those on the right, and eaten spaces make no ids."""
+def test_spaces_next_to_added_tokens(tmp_path, left, right):
+    """Lstrip eats the spaces on the left, rstrip those on the right, and eaten spaces make no ids."""
     backend = byte_backend()
     backend.add_special_tokens([AddedToken("<T>", lstrip=left, rstrip=right, special=True)])
     tokenizer = save(tmp_path, backend)
@@ -169,8 +169,8 @@ def test_tok_05_spaces_next_to_added_tokens(tmp_path, left, right):
     assert after.count(space) == (0 if right else 2)
 
 
-def test_tok_09_every_end_the_files_name():
-    """TOK-09, the tokenizer's share: end of text, of turn and of message, and control tokens spelled like them."""
+def test_every_end_the_files_name():
+    """End of text, of turn and of message, and control tokens spelled like them."""
     more = ("<|a|>", "<|b|>", "<|c|>", "<|im_end|>", "<|end|>")
     keys = byte_vocabulary(*more, types=[3, 3, 3, 3, 4], eos_token_id=257, eot_token_id=256, eom_token_id=258)
     assert tokenizer_from_gguf(keys).eos_token_ids == (257, 256, 258, 259)  # <|end|> is ordinary text here
