@@ -159,6 +159,17 @@ def test_a_fused_layer_stored_inputs_first(kind, tmp_path):
     check(tmp_path, reference)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_a_tied_head_multiplies_with_what_the_embedding_looks_up(dtype, tmp_path):
+    """Both are one table, rounded once: its rows, as embedding gives them, are the rows of the head."""
+    tiny_models.save(tiny_models.make("llama", tie_word_embeddings=True), tmp_path)
+    with forwardpass.load(tmp_path, dtype=dtype) as model:
+        every = np.arange(tiny_models.VOCABULARY, dtype=np.int32)
+        rows = model.network.embed(every, every)
+        expected = model.hidden_states(PROMPT) @ rows.T
+        assert relative_error(model.logits(PROMPT), expected) < 1e-2  # activations have eight bits
+
+
 def test_settings_under_older_names(tmp_path):
     reference = tiny()
     save(tmp_path, reference, None, KINDS["gptq"][1])
