@@ -3,6 +3,7 @@
 
     python benchmarks/decode.py
     python benchmarks/decode.py --peer llama.cpp --peer transformers --peer plain --peer-python peers/bin/python
+    python benchmarks/decode.py --model qwen2.5-coder-0.5b --short --peer llama.cpp --peer-python peers/bin/python
 
 prefill_tok_s: prompt tokens a second, to the first token.  decode_tok_s: new tokens a second after a prompt of that
 many tokens, the prompt not counted.  batch_tok_s: output tokens a second of that many requests at once, 128 tokens in
@@ -31,31 +32,35 @@ SINGLE = {"first_token_s": "start to first token, s", "load_s": "load, s", "peak
 
 
 class Sizes:
-    """What is measured. --quick keeps the keys and shrinks the work, so its figures mean nothing."""
+    """What is measured. --quick keeps the keys and shrinks the work, so its figures mean nothing; --short leaves out
+    what takes a slow peer minutes."""
 
-    def __init__(self, quick: bool, longest: int):
+    def __init__(self, quick: bool, short: bool, longest: int):
         self.new = 4 if quick else 64
         self.batch_in, self.batch_out = (8, 4) if quick else (128, 64)
         self.limit_s = 0.02 if quick else 0.25
         self.starts = 1 if quick else 5
         scale = 16 if quick else 1
-        self.prefill = {str(n): n // scale for n in (512, 2048) if n + 1 <= longest}
+        self.prefill = {str(n): n // scale for n in ((512,) if short else (512, 2048)) if n + 1 <= longest}
         # nothing before the first token is not possible: depth 0 is a prompt of one token
-        self.depths = {str(n): max(1, n // scale) for n in (0, 1024, 4096) if n + self.new <= longest}
-        self.batches = {str(n): n for n in (1, 8, 32)}
+        depths = (0,) if short else (0, 1024, 4096)
+        self.depths = {str(n): max(1, n // scale) for n in depths if n + self.new <= longest}
+        self.batches = {} if short else {str(n): n for n in (1, 8, 32)}
         self.plain = 16 if quick else 256
         self.rss_in, self.rss_new = (8, 8) if quick else (64, 128)
 
 
 def main() -> int:
     parser = _common.parser(__doc__, _common.PEERS)
+    parser.add_argument("--short", action="store_true",
+                        help="only prompts of 512 tokens, decoding at depth 0, start and memory")
     return _common.run_on_model(parser, run)
 
 
 def run(options, path: str, threads: int) -> int:
     ours = Engine("forwardpass", "_engine_ours.py", model=path, threads=threads)
     us = ours.workers[0]
-    sizes = Sizes(options.quick, us.facts["max_positions"])
+    sizes = Sizes(options.quick, options.short, us.facts["max_positions"])
     rounds = 1 if options.quick else options.rounds
     peers, missing = _common.open_peers(options, path, threads)
     if "plain" in peers:
