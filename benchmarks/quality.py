@@ -55,7 +55,7 @@ def run(options, path: str, threads: int) -> int:
 
 
 def _peers(options, path: str, threads: int, ids: list[int], window: int) -> tuple[dict, dict]:
-    """({name: figures}, {name: why it is missing}); of several builds or ways the lowest perplexity counts."""
+    """({name: figures}, {name: why it is missing}). The first build that runs counts."""
     found, missing = {}, {}
     for peer in dict.fromkeys(options.peer):
         problems = []
