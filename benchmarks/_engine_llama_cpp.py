@@ -4,7 +4,7 @@ Ways to run it: flash attention on and off, each with and without the repacked w
 (without them it takes the plain kernels, which are slower at prompts and can be faster elsewhere). Batches are decoded
 as its server does: one `llama_batch` with a row of every sequence.
 
-`python _engine_llama_cpp.py once MODEL THREADS NEW PROMPT` prints an answer as a process of its own.
+`python _engine_llama_cpp.py once MODEL THREADS NEW PROMPT [--raw]` prints an answer as a process of its own.
 """
 
 from __future__ import annotations
@@ -182,10 +182,15 @@ class Context:
         return [chosen[sequence] for sequence in range(len(added))]
 
 
-def once(model: str, threads: str, new: str, prompt: str) -> None:
+def once(model: str, threads: str, new: str, prompt: str, raw: str = "") -> None:
     import llama_cpp
 
     llama = llama_cpp.Llama(model, n_ctx=512, n_threads=int(threads), n_threads_batch=int(threads), verbose=False)
+    if raw:
+        for part in llama.create_completion(prompt, max_tokens=int(new), temperature=0, stream=True):
+            sys.stdout.write(part["choices"][0]["text"])
+            sys.stdout.flush()
+        return
     messages = [{"role": "user", "content": prompt}]
     for part in llama.create_chat_completion(messages, max_tokens=int(new), temperature=0, stream=True):
         sys.stdout.write(part["choices"][0]["delta"].get("content", ""))

@@ -41,6 +41,7 @@ class Ours:
             "packed_bytes": packed.packed_bytes(config.cache_dir(), packed.source_key(files, dtype)),
             "stored_bits": self._stored_bits(),
             "max_positions": self.model.spec.max_position_embeddings,
+            "chats": self.model.tokenizer.facts.chat_template is not None,
             "products": self._products(),
             "machine": _common.machine(self.backend),
         }

@@ -99,11 +99,15 @@ class Transformers:
         return logits[:, -1].argmax(-1, keepdim=True)
 
 
-def once(model: str, threads: str, new: str, prompt: str) -> None:
+def once(model: str, threads: str, new: str, prompt: str, raw: str = "") -> None:
     _, transformers, made, place = load(model, "bfloat16", int(threads))
     tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
-    messages = [{"role": "user", "content": prompt}]
-    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    if raw:
+        inputs = tokenizer(prompt, return_tensors="pt")
+    else:
+        messages = [{"role": "user", "content": prompt}]
+        inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt",
+                                               return_dict=True)
     out = made.generate(**inputs, max_new_tokens=int(new), do_sample=False)
     print(tokenizer.decode(out[0][inputs["input_ids"].shape[1] :]), flush=True)
 

@@ -144,14 +144,15 @@ def take_limit(limits: dict, us, name: str, call: str, **arguments) -> None:
 def start_and_memory(options, path, threads, sizes, singles, facts, rss_text) -> None:
     """The figures of whole processes, one engine after the other in each round."""
     run_ours = [*_common.our_command(), "run", "--model", path, "--threads", str(threads)]
-    commands = {"ours": ([*run_ours, "--max-new-tokens", "1", QUESTION],
+    raw = [] if facts["ours"]["chats"] else ["--raw"]  # a model without a chat template continues the question
+    commands = {"ours": ([*run_ours, *raw, "--max-new-tokens", "1", QUESTION],
                          [*run_ours, "--raw", "--ignore-eos", "--max-new-tokens", str(sizes.rss_new), rss_text])}
     for name, script, count in (("llama.cpp", "_engine_llama_cpp.py", sizes.starts),
                                 ("transformers-bfloat16", "_engine_transformers.py", 1)):
         if name in facts:
             python = _common.pythons(options, name.partition("-")[0])[0]
             once = [python, str(_common.Path(__file__).with_name(script)), "once", path, str(threads)]
-            commands[name] = [*once, "1", QUESTION], [*once, str(sizes.rss_new), rss_text], count
+            commands[name] = [*once, "1", QUESTION, *raw], [*once, str(sizes.rss_new), rss_text, *raw], count
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(sizes.starts):
         for name, (command, *rest) in commands.items():
