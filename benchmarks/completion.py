@@ -28,8 +28,8 @@ from statistics import median
 
 import _common
 
-CONTEXT = 768  # tokens of the file around the hole
-MOST_NEW = {"single": 48, "multi": 160}
+CONTEXT = 512  # tokens of the file around the hole
+MOST_NEW = {"single": 48, "multi": 128}
 
 
 @dataclass(frozen=True)
