@@ -62,7 +62,8 @@ def main() -> int:
 def run(options, model) -> int:
     count = min(options.holes, 2) if options.quick else options.holes
     result = {"bench": "completion", "model": model.path.name, "quick": options.quick, "holes": count,
-              "machine": _common.machine(model.network.backend), "ours": {}}
+              "machine": _common.machine(model.network.backend), "ours": {},
+              "peers": {}, "ratio": {}, "of_limit": {}}
     failures = []
     if count:
         found = holes(count)

@@ -70,6 +70,13 @@ def test_quality(smollm2_path):
     assert result["missing"]["llama.cpp"] and result["ratio"] == {} and "auto/bfloat16" in printed
 
 
+def test_completion_of_a_long_prompt(smollm2_path):
+    """The default model fills no middles; what a long prompt costs can be asked of any."""
+    _, result = run("completion.py", "--model", str(smollm2_path), "--holes", "0", "--long", "512")
+    assert result.keys() >= CONTRACT and result["long"].keys() == {"128", "256", "512"}
+    assert all(one["kv_bytes"] == one["counted_kv_bytes"] > 0 for one in result["long"].values())
+
+
 @pytest.mark.parametrize("op", ["linear", "attention"])
 def test_kernels_are_compared_before_they_are_timed(op):
     table, result = run("kernels.py", "--op", op, "--format", "Q4", "--isa", "scalar")
