@@ -19,7 +19,9 @@ MAX_HEAD_DIM = 1024
 MAX_EXPERTS = 1024
 MAX_EXPERTS_TOGETHER = 2**16
 """In all layers. The largest models have a third of it; each expert's tensors are listed before a weight is read."""
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu", "tanh")
+MAX_DISTANCE = 2**16
+"""Furthest distance that a relative position bias may tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,47 @@ class RotarySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativeBiasSpec:
+    """Learned numbers added to scores, one a head and bucket of distances (T5; see models/relative_bias.py).
+
+    bidirectional: keys after the query have buckets of their own;  layer: the layer whose table is used.
+    """
+
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+    layer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DisentangledSpec:
+    """Disentangled attention (DeBERTa; He et al. 2021): scores also have terms between contents and relative positions.
+
+    span: relative positions are told apart from -span to span - 1, so the model's table `embed.relative` has 2 * span
+    rows;  buckets: 0 = each distance for itself, else logarithmic buckets (DeBERTa v2), span of them in a direction;
+    max_distance: where those end.  c2p, p2c: which of the two terms there are (content to position, position to
+    content).  shared: positions go through the layer's own query and key matrices, else through
+    attention.position_q and attention.position_k.
+    """
+
+    span: int
+    buckets: int
+    max_distance: int
+    c2p: bool = True
+    p2c: bool = True
+    shared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """window: keys that a token sees, itself included, 0 = all;  alibi: the slope of each head (Press et al. 2022);
     softcap: scores become softcap * tanh(score / softcap), 0 = not;  clip_qkv: q, k and v are cut to +-clip_qkv.
 
     qk_norm: of queries and keys before they are rotated. qk_norm_shape: "head", one weight [head_dim] for all heads;
     "heads", each head its own weight [heads, head_dim]; "all", one norm over all heads together.
+
+    causal: a token sees those before it and itself; otherwise all of its text, or with a window those that are less
+    than `window` away on either side. Without causality nothing is cached: a text is computed whole.
     """
 
     num_heads: int
@@ -79,6 +116,9 @@ class AttentionSpec:
     clip_qkv: float = 0.0
     qk_norm: NormSpec | None = None
     qk_norm_shape: str = "head"
+    causal: bool = True
+    relative: RelativeBiasSpec | None = None
+    disentangled: DisentangledSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +158,9 @@ class LayerSpec:
     order "post": x = attention_norm(x + attention(x)), then x = mlp_norm(x + mlp(x)).
     parallel: attention and MLP both read the x that enters the layer; then an mlp_norm of None stands for the
     attention_norm, which both share. residual_scale: what is added to x is multiplied by it.
+
+    cross: attention to the encoder's output, between attention and MLP and with its norm (cross_norm) in the same
+    order: queries are made of x, keys and values of the encoder's final hidden states, all of which are seen.
     """
 
     attention_norm: NormSpec | None
@@ -129,6 +172,32 @@ class LayerSpec:
     order: str = "pre"
     parallel: bool = False
     residual_scale: float = 1.0
+    cross: AttentionSpec | None = None
+    cross_norm: NormSpec | None = None
+
+
+TASKS = ("lm", "labels", "tags", "none")
+POOLS = ("each", "first", "last", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """What reads the final hidden states.
+
+    task: "lm", logits of the vocabulary for wanted tokens; "labels", scores of `outputs` labels for a text; "tags", the
+    same for every token; "none", nothing, the hidden states are the result.
+    pool: the row of a text that it reads, "first", "last" or the "mean" of all; "each" for lm and tags.
+    dense: columns of a product with `activation` that comes first, 0 = none;  dense_norm: after it. Then the output
+    product: head.weight [outputs or vocab_size, width], which may be the token table (`ModelSpec.tied`).
+    """
+
+    task: str = "lm"
+    outputs: int = 0
+    pool: str = "each"
+    dense: int = 0
+    dense_bias: bool = True
+    activation: str = "tanh"
+    dense_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +205,13 @@ class ModelSpec:
     """learned_positions: rows of the learned position table, 0 = no such table; a token at position p takes row
     p + position_offset. embed_size: width of the token table where it differs from hidden_size (0 = it does not): then
     matrices project into and out of the hidden width. Logits are softcapped after they were multiplied by logit_scale.
+
+    sinusoids: frequencies f of a fixed position table with rows [sin(p f), ..., cos(p f), ...] in place of a learned
+    one. token_types: rows of a table of token types (segments), 0 = no such table. project_last: positions, types and
+    embed_norm are embed_size wide, and the projection to the hidden width, with project_bias, comes after them.
+    layer_weights: for each layer the number of the layer whose weights it uses; () = each has its own.
+    encoder: of an encoder-decoder; its weights have names that begin with "encoder.". shared_embedding: its token table
+    is the decoder's. head: what reads the final hidden states.
     """
 
     family: str
@@ -153,6 +229,19 @@ class ModelSpec:
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    sinusoids: tuple[float, ...] = ()
+    token_types: int = 0
+    project_last: bool = False
+    project_bias: bool = False
+    layer_weights: tuple[int, ...] = ()
+    encoder: ModelSpec | None = None
+    shared_embedding: bool = True
+    head: HeadSpec = HeadSpec()
+
+    @property
+    def causal(self) -> bool:
+        """Whether it can generate: every layer looks only back. An encoder computes each text whole, in one step."""
+        return all(layer.attention.causal for layer in self.layers)
 
     def check(self) -> ModelSpec:
         """Return self if the parts fit together; ModelFileError names the first pair that does not."""
@@ -164,6 +253,34 @@ class ModelSpec:
         _require(self.learned_positions in (0, rows), f"a position table of {rows} rows, one for each position",
                  self.learned_positions)
         _require(0 <= self.embed_size <= MAX_SIZE, f"embed_size from 0 to {MAX_SIZE}", self.embed_size)
+        if self.sinusoids:
+            width = self.embed_size if self.project_last and self.embed_size else self.hidden_size
+            _require(not self.learned_positions, "one position table, learned or fixed", "both")
+            _require(len(self.sinusoids) == width // 2 and all(map(math.isfinite, self.sinusoids)),
+                     f"{width // 2} finite frequencies of positions", len(self.sinusoids))
+        _require(0 <= self.token_types <= 1024, "0 to 1024 token types", self.token_types)
+        _require(not self.project_last or self.embed_size > 0, "an embed_size for a projection after the embedding",
+                 self.embed_size)
+        if self.layer_weights:
+            _require(len(self.layer_weights) == len(self.layers)
+                     and all(0 <= one <= i and self.layer_weights[one] == one and self.layers[one] == self.layers[i]
+                             for i, one in enumerate(self.layer_weights)),
+                     "layers that share weights with an equal layer before them", self.layer_weights[:8])
+        kinds = {layer.attention.causal for layer in self.layers}
+        _require(len(kinds) == 1, "layers that are all causal or all not", "both")
+        for i, layer in enumerate(self.layers):
+            _require(layer.attention.relative is None or layer.attention.relative.layer <= i,
+                     "a relative bias of this layer or one before it", i)
+        crossed = {layer.cross is not None for layer in self.layers}
+        _require(crossed == {self.encoder is not None}, "cross-attention in every layer if there is an encoder, in none "
+                 "otherwise", f"an encoder: {self.encoder is not None}, cross-attention in some: {True in crossed}")
+        if self.encoder:
+            _require(self.causal and not self.encoder.causal and self.encoder.encoder is None,
+                     "an encoder that sees its whole text and a decoder that looks back", "another pair")
+            _require(not self.shared_embedding or self.encoder.vocab_size == self.vocab_size,
+                     f"a shared token table of {self.vocab_size} rows", self.encoder.vocab_size)
+            self.encoder.check()
+        _check_head(self.head)
         for name in ("embed_scale", "logit_scale"):
             _require(math.isfinite(getattr(self, name)), f"a finite {name}", getattr(self, name))
         _require(math.isfinite(self.logit_softcap) and self.logit_softcap >= 0, "a logit softcap of 0 (none) or more",
@@ -189,10 +306,9 @@ def _sizes(sizes: dict[str, int]) -> None:
         _require(whole and 1 <= value <= MAX_SIZE, f"{name} from 1 to {MAX_SIZE}", value)
 
 
-def _check_layer(layer: LayerSpec) -> None:
-    a, m = layer.attention, layer.mlp
+def _check_attention(a: AttentionSpec) -> None:
     _sizes({"num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
-            "num_heads * head_dim": a.num_heads * a.head_dim, "intermediate_size": m.intermediate_size})
+            "num_heads * head_dim": a.num_heads * a.head_dim})
     if a.head_dim > MAX_HEAD_DIM:
         raise UnsupportedModelError(f"attention heads of {a.head_dim} dimensions are not supported, at most "
                                     f"{MAX_HEAD_DIM} are; use another model")
@@ -207,8 +323,19 @@ def _check_layer(layer: LayerSpec) -> None:
                  getattr(a, name))
     _require(a.qk_norm_shape in ("head", "heads", "all"), "a qk_norm_shape of head, heads or all", a.qk_norm_shape)
     _check_norm(a.qk_norm)
+    _check_bias(a)
     if a.rotary:
         _check_rotary(a.rotary, a.head_dim)
+
+
+def _check_layer(layer: LayerSpec) -> None:
+    m = layer.mlp
+    _check_attention(layer.attention)
+    if layer.cross:
+        _check_attention(layer.cross)
+        _require(not layer.cross.causal and not layer.parallel and not layer.cross.window,
+                 "cross-attention that sees the whole source, in a layer that is not parallel", "another")
+    _sizes({"intermediate_size": m.intermediate_size})
     _require(m.kind in ("gated", "plain"), "an MLP that is gated or plain", m.kind)
     _require(m.activation in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", m.activation)
     if m.experts:
@@ -220,8 +347,39 @@ def _check_layer(layer: LayerSpec) -> None:
     _require(layer.order in ("pre", "post"), "an order of norms that is pre or post", layer.order)
     _require(layer.order == "pre" or not layer.parallel, "parallel layers to have their norms before", layer.order)
     _require(math.isfinite(layer.residual_scale), "a finite residual scale", layer.residual_scale)
-    for norm in (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm):
+    for norm in (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm,
+                 layer.cross_norm):
         _check_norm(norm)
+
+
+def _check_bias(a: AttentionSpec) -> None:
+    if a.relative:
+        low = 4 if a.relative.bidirectional else 2
+        _require(low <= a.relative.buckets <= 4096 and a.relative.buckets % (low // 2) == 0,
+                 f"{low} to 4096 buckets of relative positions", a.relative.buckets)
+        _require(a.relative.buckets // low < a.relative.max_distance <= MAX_DISTANCE,
+                 f"a greatest relative distance above {a.relative.buckets // low}, at most {MAX_DISTANCE}",
+                 a.relative.max_distance)
+        _require(a.relative.layer >= 0, "a layer of the relative bias from 0", a.relative.layer)
+    if a.disentangled:
+        d = a.disentangled
+        _require(1 <= d.span <= MAX_DISTANCE, f"a span of relative positions from 1 to {MAX_DISTANCE}", d.span)
+        _require(d.buckets in (0, d.span), f"buckets of relative positions: 0 (none) or the span, {d.span}", d.buckets)
+        _require(not d.buckets or d.span // 2 < d.max_distance <= MAX_DISTANCE,
+                 f"a greatest relative distance above {d.span // 2}, at most {MAX_DISTANCE}", d.max_distance)
+        _require(not a.causal and a.num_heads == a.num_kv_heads, "disentangled attention to be an encoder's", "another")
+
+
+def _check_head(head: HeadSpec) -> None:
+    _require(head.task in TASKS, f"a head for {', '.join(TASKS)}", head.task)
+    _require(head.pool in POOLS, f"a pooling of {', '.join(POOLS)}", head.pool)
+    _require((head.pool != "each") == (head.task == "labels"), "a pooled row for labels, each row for all else",
+             f"{head.pool} for {head.task}")
+    _require((1 <= head.outputs <= MAX_SIZE) == (head.task in ("labels", "tags")),
+             f"1 to {MAX_SIZE} labels where there are any", head.outputs)
+    _require(0 <= head.dense <= MAX_SIZE, f"a dense layer of 0 (none) to {MAX_SIZE} columns", head.dense)
+    _require(head.activation in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", head.activation)
+    _check_norm(head.dense_norm)
 
 
 def _check_rotary(rotary: RotarySpec, head_dim: int) -> None:
