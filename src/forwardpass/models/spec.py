@@ -272,8 +272,8 @@ class ModelSpec:
             _require(layer.attention.relative is None or layer.attention.relative.layer <= i,
                      "a relative bias of this layer or one before it", i)
         crossed = {layer.cross is not None for layer in self.layers}
-        _require(crossed == {self.encoder is not None}, "cross-attention in every layer if there is an encoder, in none "
-                 "otherwise", f"an encoder: {self.encoder is not None}, cross-attention in some: {True in crossed}")
+        _require(crossed == {self.encoder is not None}, "cross-attention in every layer if there is an encoder, in "
+                 "none otherwise", f"an encoder: {self.encoder is not None}, cross-attention in some: {True in crossed}")
         if self.encoder:
             _require(self.causal and not self.encoder.causal and self.encoder.encoder is None,
                      "an encoder that sees its whole text and a decoder that looks back", "another pair")
