@@ -157,7 +157,8 @@ struct Activations {
 };
 
 // ---------------------------------------------------------------- elementwise
-enum class Act : int { None = 0, Silu = 1, GeluTanh = 2, GeluErf = 3, Relu = 4, QuickGelu = 5 };
+enum class Act : int { None = 0, Silu = 1, GeluTanh = 2, GeluErf = 3, Relu = 4, QuickGelu = 5, Tanh = 6 };
+constexpr int kActs = 7;
 enum class NormKind : int { None = 0, Rms = 1, Layer = 2 };
 
 struct Norm {

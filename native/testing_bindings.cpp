@@ -113,7 +113,7 @@ void bind_testing(nb::module_& parent) {
     const fp::Matrix w = packed_matrix(format, n, k, packed);
     require(int64_t(x.shape(1)) == k && x.shape(0) > 0 && out.shape(0) == x.shape(0) && int64_t(out.shape(1)) >= n,
             "x or out");
-    require(0 <= p0 && p0 <= p1 && p1 <= w.panels() && mode >= 0 && mode <= 2 && act >= 0 && act <= 5, "arguments");
+    require(0 <= p0 && p0 <= p1 && p1 <= w.panels() && mode >= 0 && mode <= 2 && act >= 0 && act < fp::kActs, "arguments");
     fp::DenormalGuard guard;
     Prepared x_(kernels, fp::act_kind(w.format), fp::Norm{}, x);
     Aligned scratch(fp::matmul_scratch(k));

@@ -14,7 +14,7 @@ ISAS = [*_native.testing.isas(), *_native.isas()]
 """Tables to test, "scalar" last; those of `_native.testing` no user can choose."""
 OTHER_ISAS = [isa for isa in ISAS if isa != "scalar"]
 MODES = ("store", "add", "gate")
-ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu")
+ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu_erf", "relu", "quick_gelu", "tanh")
 GROUPED = {"Q4_0": ((0,), 8), "Q4_1": ((0, 2), 8), "Q5_0": ((0,), 16), "Q5_1": ((0, 2), 16), "Q8_0": ((0,), 64),
            "Q2_K": ((80, 82), 12), "Q3_K": ((108,), 32), "Q4_K": ((0, 2), 250), "Q5_K": ((0, 2), 500),
            "Q6_K": ((208,), 1000)}

@@ -86,7 +86,8 @@ def _act(kind, x):
     from math import erf
 
     return {"silu": lambda: x / (1 + np.exp(-x)), "quick_gelu": lambda: x / (1 + np.exp(-1.702 * x)),
-            "relu": lambda: np.maximum(x, 0), "gelu_erf": lambda: 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5)),
+            "relu": lambda: np.maximum(x, 0), "tanh": lambda: np.tanh(x),
+            "gelu_erf": lambda: 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5)),
             "gelu_tanh": lambda: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))}[kind]()
 
 

@@ -78,6 +78,7 @@ inline V activate(fp::Act act, V x) {
     case fp::Act::GeluErf: return vmul(vmul(vset(0.5f), x), vadd(vset(1.0f), verf(vmul(x, vset(0.7071067812f)))));
     case fp::Act::Relu: return vmax(x, vzero());
     case fp::Act::QuickGelu: return vmul(x, vsigmoid(vmul(vset(1.702f), x)));
+    case fp::Act::Tanh: return vtanh(x);
     case fp::Act::None: break;
   }
   return x;

@@ -90,7 +90,7 @@ SPECS = {
     **{f"q and k norm {norm.kind} {shape}{' bias' * norm.bias}": model(attention(qk_norm=norm, qk_norm_shape=shape))
        for norm in (RMS, LAYER, BIASED) for shape in ("head", "heads", "all")},
     **{f"activation {act}": model(replace(PRE, mlp=replace(mlp, activation=act)))
-       for act in ("relu", "quick_gelu", "gelu_erf") for mlp in (GATED, PLAIN)},
+       for act in ("relu", "quick_gelu", "gelu_erf", "tanh") for mlp in (GATED, PLAIN)},
 }
 
 

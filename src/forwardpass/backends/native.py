@@ -17,7 +17,7 @@ ARITHMETIC = {name: _native.activations(number) for number, name in enumerate(FO
 KV_DTYPES = ("float32", "bfloat16", "int8")
 _NORMS = {"rms": 1, "layer": 2}
 _MODES = {"store": 0, "add": 1}
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu": 4, "quick_gelu": 5}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu": 4, "quick_gelu": 5, "tanh": 6}
 
 Matrix = _native.Matrix
 KvMemory = _native.KvMemory
