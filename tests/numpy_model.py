@@ -4,46 +4,90 @@ from __future__ import annotations
 
 import numpy as np
 
+from forwardpass.models.relative_bias import buckets
 from forwardpass.models.spec import LayerSpec, ModelSpec
 from forwardpass.models.weight_rows import HEAD, targets
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
-    """Target -> float32 array, large enough that every one of them is felt in the logits."""
+    """Target -> float32 array, large enough that every one of them is felt in the answer."""
     rng = np.random.default_rng(seed)
     out = {}
     for name, shape in targets(spec).items():
         if spec.tied and name == HEAD:
             continue
         around, size = (1.0, 0.3) if "norm." in name and name.endswith("weight") else (0.0, 0.3)
-        size = 1.5 * shape[-1] ** -0.5 if len(shape) == 2 and not name.startswith("embed") else size
+        size = 1.5 * shape[-1] ** -0.5 if len(shape) == 2 and "embed." not in name else size
         out[name] = (around + size * rng.standard_normal(shape)).astype(np.float32)
     return out
 
 
-def numpy_logits(spec: ModelSpec, weights: dict[str, np.ndarray], ids, positions=None) -> np.ndarray:
-    """float64 [tokens, vocab]. positions: of each token, from 0 on if not given."""
-    positions = np.arange(len(ids)) if positions is None else positions
-    w = {name: array.astype(np.float64) for name, array in weights.items()}
-    x = w["embed.tokens.weight"][ids] * spec.embed_scale
-    if spec.embed_size:
+def numpy_logits(spec: ModelSpec, weights: dict[str, np.ndarray], ids, positions=None, types=None, source=None
+                 ) -> np.ndarray:
+    """float64 [tokens, vocab]. The arguments are those of `numpy_hidden`."""
+    return numpy_head(spec, weights, numpy_hidden(spec, weights, ids, positions, types, source))
+
+
+def numpy_hidden(spec: ModelSpec, weights: dict[str, np.ndarray], ids, positions=None, types=None, source=None
+                 ) -> np.ndarray:
+    """float64 [tokens, hidden] after the final norm.
+
+    positions: of each token, from 0 on if not given;  types: of each token, 0 if not given;  source: the token ids that
+    an encoder-decoder's encoder reads.
+    """
+    w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
+    memory = None
+    if spec.encoder:
+        inside = {name.removeprefix("encoder."): array for name, array in w.items() if name.startswith("encoder.")}
+        if spec.shared_embedding:
+            inside["embed.tokens.weight"] = w["embed.tokens.weight"]
+        memory = _hidden(spec.encoder, inside, source, np.arange(len(source)), None, None)
+    positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
+    return _hidden(spec, w, ids, positions, types, memory)
+
+
+def numpy_head(spec: ModelSpec, weights: dict[str, np.ndarray], hidden) -> np.ndarray:
+    """What the head makes of one text's final hidden states: logits float64 [tokens, vocab], tags [tokens, outputs],
+    labels [outputs]."""
+    head = spec.head
+    w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
+    x = {"each": lambda: hidden, "first": lambda: hidden[0], "last": lambda: hidden[-1],
+         "mean": lambda: hidden.mean(0)}[head.pool]()
+    if head.dense:
+        x = _act(head.activation, _linear(w, "head.dense", x))
+        x = _norm(head.dense_norm, w, "head.dense_norm", x)
+    elif spec.embed_size and head.task == "lm":
+        x = _linear(w, "embed.project_out", x)
+    x = x @ w["embed.tokens.weight" if spec.tied else "head.weight"].T + w.get("head.bias", 0)
+    return _cap(x * spec.logit_scale, spec.logit_softcap)
+
+
+def _hidden(spec, w, ids, positions, types, memory):
+    x = w["embed.tokens.weight"][np.asarray(ids)] * spec.embed_scale
+    if spec.embed_size and not spec.project_last:
         x = _linear(w, "embed.project_in", x)
+    if spec.token_types:
+        x = x + w["embed.types.weight"][np.zeros(len(ids), int) if types is None else np.asarray(types)]
     if spec.learned_positions:
         x = x + w["embed.positions.weight"][spec.position_offset + positions]
+    if spec.sinusoids:
+        angle = (spec.position_offset + positions[:, None]) * np.array(spec.sinusoids)
+        x = x + np.concatenate([np.sin(angle), np.cos(angle)], -1)
     x = _norm(spec.embed_norm, w, "embed.norm", x)
+    if spec.embed_size and spec.project_last:
+        x = _linear(w, "embed.project_in", x)
     for i, layer in enumerate(spec.layers):
-        x = _layer(layer, w, f"layers.{i}.", x, positions)
-    x = _norm(spec.final_norm, w, "final_norm", x)
-    if spec.embed_size:
-        x = _linear(w, "embed.project_out", x)
-    logits = x @ w["embed.tokens.weight" if spec.tied else "head.weight"].T + w.get("head.bias", 0)
-    return _cap(logits * spec.logit_scale, spec.logit_softcap)
+        x = _layer(layer, w, f"layers.{spec.layer_weights[i] if spec.layer_weights else i}.", x, positions, memory)
+    return _norm(spec.final_norm, w, "final_norm", x)
 
 
-def _layer(layer: LayerSpec, w, at: str, x, positions):
+def _layer(layer: LayerSpec, w, at: str, x, positions, memory):
     def attention(x):
         return layer.residual_scale * _norm(layer.post_attention_norm, w, at + "post_attention_norm",
                                             _attention(layer.attention, w, at, x, positions))
+
+    def cross(x):
+        return layer.residual_scale * _cross(layer.cross, w, at, x, memory)
 
     def mlp(x):
         answer = _experts(layer.mlp, w, at, x) if layer.mlp.experts else _mlp(layer.mlp, w, at + "mlp", x)
@@ -52,15 +96,22 @@ def _layer(layer: LayerSpec, w, at: str, x, positions):
     def first(x):
         return _norm(layer.attention_norm, w, at + "attention_norm", x)
 
+    def between(x):
+        return _norm(layer.cross_norm, w, at + "cross_norm", x)
+
     def second(x):
         return _norm(layer.mlp_norm, w, at + "mlp_norm", x)
 
     if layer.order == "post":
         x = first(x + attention(x))
+        if layer.cross:
+            x = between(x + cross(x))
         return second(x + mlp(x))
     if layer.parallel:
         return x + attention(first(x)) + mlp(second(x) if layer.mlp_norm else first(x))
     x = x + attention(first(x))
+    if layer.cross:
+        x = x + cross(between(x))
     return x + mlp(second(x))
 
 
@@ -122,15 +173,55 @@ def _attention(a, w, at, x, positions):
     if a.rotary:
         q, k = _rotate(a.rotary, q, positions), _rotate(a.rotary, k, positions)
     k, v = (np.repeat(part, a.num_heads // a.num_kv_heads, 1) for part in (k, v))
-    scores = _cap(np.einsum("qhd,khd->hqk", q, k) * a.scale, a.softcap)
-    distance = np.arange(n)[:, None] - np.arange(n)
+    scores = np.einsum("qhd,khd->hqk", q, k)
+    distance = np.arange(n)[:, None] - np.arange(n)  # query - key
+    if a.disentangled:
+        scores = scores + _between(a, w, at, q, k, distance)
+    scores = _cap(scores * a.scale, a.softcap)
     if a.alibi:
         scores = scores - np.array(a.alibi)[:, None, None] * distance
-    hidden = (distance < 0) | ((distance >= a.window) if a.window else False)
+    if a.relative:
+        r = a.relative
+        table = w[f"layers.{r.layer}.attention.relative_bias.weight"]
+        scores = scores + table[buckets(-distance, r.buckets, r.bidirectional, r.max_distance)].transpose(2, 0, 1)
+    hidden = distance < 0 if a.causal else np.zeros((n, n), bool)
+    if a.window:
+        hidden = hidden | (abs(distance) >= a.window)
     scores = np.where(hidden, -np.inf, scores)
+    return _linear(w, at + "attention.out", _mixed(scores, v))
+
+
+def _cross(a, w, at, x, memory):
+    q = _linear(w, at + "cross.q", x).reshape(len(x), -1, a.head_dim)
+    k, v = (_linear(w, f"{at}cross.{part}", memory).reshape(len(memory), -1, a.head_dim) for part in "kv")
+    k, v = (np.repeat(part, a.num_heads // a.num_kv_heads, 1) for part in (k, v))
+    return _linear(w, at + "cross.out", _mixed(np.einsum("qhd,khd->hqk", q, k) * a.scale, v))
+
+
+def _mixed(scores, v):
     p = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, -1)
-    return _linear(w, at + "attention.out", mixed)
+    return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(scores.shape[1], -1)
+
+
+def _between(a, w, at, q, k, distance):
+    """Terms of disentangled attention: a content with a relative position. [heads, queries, keys]"""
+    d, table = a.disentangled, w["embed.relative.weight"]
+    table = _norm(d.norm, w, "embed.relative_norm", table)
+    names = ("attention.q", "attention.k") if d.shared else ("attention.position_q", "attention.position_k")
+    if d.buckets:  # of what is further than half the span, logarithms (the numbers are float32 in transformers)
+        half = d.span // 2
+        far = np.log(np.maximum(abs(distance), half).astype(np.float32) / np.float32(half))
+        far = far / np.log(np.float32((d.max_distance - 1) / half)) * np.float32(half - 1)
+        distance = np.where(abs(distance) <= half, distance, np.sign(distance) * (np.ceil(far) + half)).astype(int)
+    row = np.clip(distance + d.span, 0, 2 * d.span - 1)
+    scores = 0.0
+    if d.c2p:
+        keys = _linear(w, at + names[1], table).reshape(len(table), -1, a.head_dim)
+        scores = scores + np.einsum("qhd,qkhd->hqk", q, keys[row])
+    if d.p2c:
+        queries = _linear(w, at + names[0], table).reshape(len(table), -1, a.head_dim)
+        scores = scores + np.einsum("khd,qkhd->hqk", k, queries[row])
+    return scores
 
 
 def _head_norm(a, w, name, x):

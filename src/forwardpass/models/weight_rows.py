@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forwardpass.errors import ModelFileError
-from forwardpass.models.spec import MlpSpec, ModelSpec, NormSpec
+from forwardpass.models.spec import LayerSpec, MlpSpec, ModelSpec, NormSpec
 from forwardpass.weights.repack import REPACKED
 from forwardpass.weights.source import Source, TensorInfo
 
 MAX_PROBLEMS = 20
 """Problems that are listed in full; the rest are counted."""
 
-HEAD, EMBEDDING = "head.weight", "embed.tokens.weight"
+HEAD, EMBEDDING, RELATIVE_BIAS = "head.weight", "embed.tokens.weight", "attention.relative_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,52 +115,110 @@ def row_order(rows: int, heads: int, rotary_dim: int = 0) -> np.ndarray:
     return order.reshape(-1)
 
 
-def targets(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor the spec asks for with its shape, the head last (tied models do without it)."""
+def targets(spec: ModelSpec, prefix: str = "", embedding: bool = True) -> dict[str, tuple[int, ...]]:
+    """Every tensor the spec asks for with its shape, the head last (tied models do without it).
+
+    An encoder's names begin with "encoder."; they follow the decoder's embedding. prefix: before all names;
+    embedding: False = the token table is another model's.
+    """
     width, narrow = spec.hidden_size, spec.embed_size or spec.hidden_size
-    out: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, narrow)}
-
-    def add(name: str, shape: tuple[int, ...], bias: bool = False) -> None:
-        out[name + ".weight"] = shape
-        if bias:
-            out[name + ".bias"] = shape[:1]
-
-    def norm(name: str, size: int, norm: NormSpec | None) -> None:
-        if norm:
-            add(name, (size,), norm.bias)
-
-    if spec.embed_size:
-        add("embed.project_in", (width, narrow))
+    first = narrow if spec.project_last else width
+    out = _Targets()
+    if embedding:
+        out.linear(EMBEDDING, (spec.vocab_size, narrow))
+    if spec.token_types:
+        out.linear("embed.types", (spec.token_types, first))
     if spec.learned_positions:
-        add("embed.positions", (spec.learned_positions, width))
-    norm("embed.norm", width, spec.embed_norm)
-    for i, layer in enumerate(spec.layers):
-        a, m, at = layer.attention, layer.mlp, f"layers.{i}."
-        queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-        norm(at + "attention_norm", width, layer.attention_norm)
-        add(at + "attention.q", (queries, width), a.qkv_bias)
-        add(at + "attention.k", (keys, width), a.qkv_bias)
-        add(at + "attention.v", (keys, width), a.qkv_bias)
-        norm(at + "attention.q_norm", a.head_dim if a.qk_norm_shape == "head" else queries, a.qk_norm)
-        norm(at + "attention.k_norm", a.head_dim if a.qk_norm_shape == "head" else keys, a.qk_norm)
-        add(at + "attention.out", (width, queries), a.out_bias)
-        norm(at + "post_attention_norm", width, layer.post_attention_norm)
-        norm(at + "mlp_norm", width, layer.mlp_norm)
-        for name, size in mlp_widths(m).items():
-            if m.kind == "gated":
-                add(f"{at}{name}.gate", (size, width), m.bias)
-            add(f"{at}{name}.up", (size, width), m.bias)
-            add(f"{at}{name}.down", (width, size), m.bias)
-        if m.experts:
-            add(at + "mlp.router", (m.experts.count, width))
-            if m.experts.shared_gate:
-                add(at + "mlp.shared_gate", (1, width))
-        norm(at + "post_mlp_norm", width, layer.post_mlp_norm)
-    norm("final_norm", width, spec.final_norm)
+        out.linear("embed.positions", (spec.learned_positions, first))
     if spec.embed_size:
-        add("embed.project_out", (narrow, width))
-    add("head", (spec.vocab_size, narrow), spec.head_bias)
-    return out
+        out.linear("embed.project_in", (width, narrow), spec.project_bias)
+    out.norm("embed.norm", first, spec.embed_norm)
+    relative = next((one.attention.disentangled for one in spec.layers if one.attention.disentangled), None)
+    if relative:
+        out.linear("embed.relative", (2 * relative.span, width))
+        out.norm("embed.relative_norm", width, relative.norm)
+    if spec.encoder:
+        out |= targets(spec.encoder, "encoder.", not spec.shared_embedding)
+    biased = {layer.attention.relative.layer for layer in spec.layers if layer.attention.relative}
+    for i, layer in enumerate(spec.layers):
+        if weights_of(spec, i) == i:
+            _layer(out, f"layers.{i}.", spec, layer, i in biased)
+    out.norm("final_norm", width, spec.final_norm)
+    _head(out, spec, width, narrow)
+    return {prefix + name: shape for name, shape in out.items()}
+
+
+class _Targets(dict[str, tuple[int, ...]]):
+    def linear(self, name: str, shape: tuple[int, ...], bias: bool = False) -> None:
+        self[name.removesuffix(".weight") + ".weight"] = shape
+        if bias:
+            self[name + ".bias"] = shape[:1]
+
+    def norm(self, name: str, size: int, norm: NormSpec | None) -> None:
+        if norm:
+            self.linear(name, (size,), norm.bias)
+
+
+def _layer(out: _Targets, at: str, spec: ModelSpec, layer: LayerSpec, biased: bool) -> None:
+    a, m, width = layer.attention, layer.mlp, spec.hidden_size
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    out.norm(at + "attention_norm", width, layer.attention_norm)
+    out.linear(at + "attention.q", (queries, width), a.qkv_bias)
+    out.linear(at + "attention.k", (keys, width), a.qkv_bias)
+    out.linear(at + "attention.v", (keys, width), a.qkv_bias)
+    out.norm(at + "attention.q_norm", a.head_dim if a.qk_norm_shape == "head" else queries, a.qk_norm)
+    out.norm(at + "attention.k_norm", a.head_dim if a.qk_norm_shape == "head" else keys, a.qk_norm)
+    if biased:
+        out.linear(at + RELATIVE_BIAS, (a.relative.buckets, a.num_heads))
+    if a.disentangled and not a.disentangled.shared:  # queries meet the keys of positions, and keys their queries
+        if a.disentangled.p2c:
+            out.linear(at + "attention.position_q", (queries, width), a.qkv_bias)
+        if a.disentangled.c2p:
+            out.linear(at + "attention.position_k", (keys, width), a.qkv_bias)
+    out.linear(at + "attention.out", (width, queries), a.out_bias)
+    out.norm(at + "post_attention_norm", width, layer.post_attention_norm)
+    if layer.cross:
+        c = layer.cross
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        out.norm(at + "cross_norm", width, layer.cross_norm)
+        out.linear(at + "cross.q", (queries, width), c.qkv_bias)
+        out.linear(at + "cross.k", (keys, spec.encoder.hidden_size), c.qkv_bias)
+        out.linear(at + "cross.v", (keys, spec.encoder.hidden_size), c.qkv_bias)
+        out.linear(at + "cross.out", (width, queries), c.out_bias)
+    out.norm(at + "mlp_norm", width, layer.mlp_norm)
+    for name, size in mlp_widths(m).items():
+        if m.kind == "gated":
+            out.linear(f"{at}{name}.gate", (size, width), m.bias)
+        out.linear(f"{at}{name}.up", (size, width), m.bias)
+        out.linear(f"{at}{name}.down", (width, size), m.bias)
+    if m.experts:
+        out.linear(at + "mlp.router", (m.experts.count, width))
+        if m.experts.shared_gate:
+            out.linear(at + "mlp.shared_gate", (1, width))
+    out.norm(at + "post_mlp_norm", width, layer.post_mlp_norm)
+
+
+def _head(out: _Targets, spec: ModelSpec, width: int, narrow: int) -> None:
+    head = spec.head
+    if head.task == "none":
+        return
+    if head.dense:
+        out.linear("head.dense", (head.dense, width), head.dense_bias)
+        out.norm("head.dense_norm", head.dense, head.dense_norm)
+    elif projects_out(spec):
+        out.linear("embed.project_out", (narrow, width))
+    wide = head.dense or (narrow if head.task == "lm" else width)
+    out.linear("head", (spec.vocab_size if head.task == "lm" else head.outputs, wide), spec.head_bias)
+
+
+def projects_out(spec: ModelSpec) -> bool:
+    """Whether hidden states are brought to the token table's width before the head, by a matrix without bias."""
+    return spec.head.task == "lm" and spec.embed_size > 0 and not spec.head.dense
+
+
+def weights_of(spec: ModelSpec, layer: int) -> int:
+    """The layer whose weights a layer uses."""
+    return spec.layer_weights[layer] if spec.layer_weights else layer
 
 
 def mlp_widths(m: MlpSpec) -> dict[str, int]:
@@ -173,19 +231,22 @@ def mlp_widths(m: MlpSpec) -> dict[str, int]:
 
 def named_rows(spec: ModelSpec, names: Mapping[str, tuple[str, ...]]) -> list[WeightRow]:
     """A row for every target. names: target without layer, expert number and suffix ("attention.q",
-    "mlp.experts.up") -> source names without suffix, "{i}" for the layer and "{e}" for the expert ("blk.{i}.attn_q").
-    An expert's name without "{e}" is one tensor that stacks all experts. The head is optional (see `resolve_head`)."""
-    rows = []
-    for target, shape in targets(spec).items():
+    "mlp.experts.up", "encoder.attention.q") -> source names without suffix, "{i}" for the layer and "{e}" for the
+    expert ("blk.{i}.attn_q"). An expert's name without "{e}" is one tensor that stacks all experts. A head that could
+    be the token table is optional (see `resolve_head`)."""
+    rows, wanted = [], targets(spec)
+    for target, shape in wanted.items():
         stem, _, suffix = target.rpartition(".")
-        layer = re.fullmatch(r"layers\.(\d+)\.(.+)", stem)
-        number, stem = (layer[1], layer[2]) if layer else ("", stem)
+        layer = re.fullmatch(r"(encoder\.|)layers\.(\d+)\.(.+)", stem)
+        half, number, stem = (layer[1], layer[2], layer[3]) if layer else ("", "", stem)
         expert = re.fullmatch(r"(mlp\.experts\.)(\d+)\.(.+)", stem)
         e, stem = (expert[2], expert[1] + expert[3]) if expert else ("", stem)
-        sources = tuple(f"{name.format(i=number, e=e)}.{suffix}" for name in names[stem])
-        row = WeightRow(target, sources, shape, optional=target == HEAD)
-        if expert and not any("{e}" in name for name in names[stem]):
-            count, at = spec.layers[int(number)].mlp.experts.count, int(e) * shape[0]
+        spelled = names[half + stem]
+        sources = tuple(f"{name.format(i=number, e=e)}.{suffix}" for name in spelled)
+        row = WeightRow(target, sources, shape, optional=target == HEAD and shape == wanted[EMBEDDING])
+        if expert and not any("{e}" in name for name in spelled):
+            owner = spec.encoder if half else spec
+            count, at = owner.layers[int(number)].mlp.experts.count, int(e) * shape[0]
             row = replace(row, rows=slice(at, at + shape[0]), total=count * shape[0], stack=count)
         rows.append(row)
     return rows
@@ -238,9 +299,12 @@ def resolve_head(spec: ModelSpec, bound: list[BoundRow], source: Source) -> tupl
     """Decide whether the head is the embedding table: (spec with the true `tied`, rows, warnings).
 
     flag / head in the file: tied/absent and tied/equal copy -> tie; tied/different -> use the head, warn;
-    untied/absent -> tie, warn; untied/present -> use it. There is never a head without weights.
+    untied/absent -> tie, warn; untied/present -> use it. There is never a head without weights. Heads that are not the
+    vocabulary's stay as they are.
     """
     rows = {one.target: one for one in bound}
+    if spec.head.task != "lm":
+        return spec, bound, []
     if HEAD not in rows:
         warnings = [] if spec.tied else [
             f"{source.path}: the config asks for a separate output head but the file has none; "

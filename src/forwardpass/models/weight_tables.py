@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from forwardpass.models.spec import ModelSpec
+from forwardpass.models.spec import AttentionSpec, ModelSpec
 from forwardpass.models.weight_rows import WeightRow, named_rows
 
 KINDS = ("safetensors", "gguf")
@@ -24,10 +24,16 @@ def table_rows(spec: ModelSpec, table: Mapping[str, tuple[str, str]], kind: str)
 
 
 def part_of(row: WeightRow) -> tuple[str, str, str]:
-    """("layers.3.", "attention.q", "weight") of a row for layers.3.attention.q.weight; outside of layers the first is
-    empty."""
-    found = re.fullmatch(r"(layers\.\d+\.|)(.+)\.(weight|bias)", row.target)
+    """("layers.3.", "attention.q", "weight") of a row for layers.3.attention.q.weight, with "encoder." before it in an
+    encoder's; outside of layers the first is empty."""
+    found = re.fullmatch(r"((?:encoder\.)?layers\.\d+\.|)(.+)\.(weight|bias)", row.target)
     return found[1], found[2], found[3]
+
+
+def attention_of(spec: ModelSpec, layer: str) -> AttentionSpec:
+    """The self-attention of a layer that `part_of` named."""
+    layers = spec.encoder.layers if layer.startswith("encoder.") else spec.layers
+    return layers[int(layer.rsplit(".", 2)[1])].attention
 
 
 def fused(rows: Iterable[WeightRow], parts: Sequence[str], runs: int = 1) -> list[WeightRow]:
@@ -56,7 +62,7 @@ def interleaved(rows: Iterable[WeightRow], spec: ModelSpec) -> list[WeightRow]:
         layer, part, _ = part_of(row)
         if part not in ("attention.q", "attention.k", "attention.q_norm", "attention.k_norm"):
             continue
-        a = spec.layers[int(layer.split(".")[1])].attention
+        a = attention_of(spec, layer)
         heads = row.shape[0] // a.head_dim
         if a.rotary:
             rows[n] = replace(row, transform="rotary_rows", heads=heads, rotary_dim=a.rotary.dim % a.head_dim)
@@ -72,7 +78,7 @@ def by_head(rows: Iterable[WeightRow], spec: ModelSpec) -> list[WeightRow]:
         if part not in ("attention.q_norm", "attention.k_norm"):
             out.append(row)
             continue
-        width = spec.layers[int(layer.split(".")[1])].attention.head_dim
+        width = attention_of(spec, layer).head_dim
         heads = row.shape[0] // width
         if any("{h}" in name for name in row.sources):
             out += [replace(row, sources=tuple(name.replace("{h}", str(h)) for name in row.sources), shape=(width,))
