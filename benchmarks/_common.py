@@ -43,7 +43,8 @@ def parser(description: str, peers: Iterable[str] = (), rounds: int = 5) -> argp
 
 def run_on_model(made: argparse.ArgumentParser, run: Callable[[argparse.Namespace, str, int], int]) -> int:
     """The exit status of run(options, path of the model, threads), with --model among the options."""
-    made.add_argument("--model", default="smollm2-135m", help="a path or a catalogue name (default %(default)s)")
+    made.add_argument("--model", default=made.get_default("model") or "smollm2-135m",
+                      help="a path or a catalogue name (default %(default)s)")
     options = made.parse_args()
     from forwardpass import catalog
     from forwardpass.errors import ForwardpassError
