@@ -50,6 +50,8 @@ REFUSED = {  # setting that no family may leave unread: (values that mean "off",
     "embedding_multiplier": ((1, 1.0), "scaled embeddings in this family"),
     "residual_multiplier": ((1, 1.0), "scaled residuals in this family"),
     "use_bidirectional_attention": (_OFF, "attention that looks ahead"),
+    "is_causal": ((True,), "attention that looks ahead"),
+    "pruned_heads": (_OFF, "leaving heads out"),
     "is_encoder_decoder": (_OFF, "an encoder-decoder"),
     "add_cross_attention": (_OFF, "cross-attention"),
 }
@@ -127,21 +129,28 @@ def dtype_of(fields: Fields) -> str | None:
 
 
 class HfFields(Fields):
-    """The settings of a config.json, for the family of `family`, its model_type, which computes `architectures`."""
+    """The settings of a config.json, for the family of `family`, its model_type, which computes `architectures`.
+
+    architecture: the one of those classes that the config names, None where it names none.
+    """
 
     def __init__(self, values: Mapping, family: str, architectures: tuple[str, ...]) -> None:
         super().__init__(values, "config.json")
         self.family = family
+        self.architecture: str | None = None
         names = self.get("architectures")
         if names is not None:
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 self.wrong("architectures", "a list of class names", names)
-            if names and not {name.lower() for name in names} & {name.lower() for name in architectures}:
+            known = {name.lower(): name for name in architectures}
+            self.architecture = next((known[name.lower()] for name in names if name.lower() in known), None)
+            if names and self.architecture is None:
                 self.unsupported("architectures", f"a {family} model other than {', '.join(architectures)}")
         code = self.get("auto_map")
-        own = code.get("AutoModelForCausalLM") if isinstance(code, dict) else None
-        if own is not None and str(own)[:200].rpartition(".")[2] not in architectures:
-            self.unsupported("auto_map", "a model defined by its own Python code")
+        for auto in ("AutoModel", "AutoModelForCausalLM"):
+            own = code.get(auto) if isinstance(code, dict) else None
+            if own is not None and str(own)[:200].rpartition(".")[2] not in architectures:
+                self.unsupported("auto_map", "a model defined by its own Python code")
 
 
 def activation(fields: Fields, name: str, default: str) -> str:
@@ -170,9 +179,10 @@ def layer_types(fields: Fields, layers: int, slides: Callable[[int], bool] | Non
     return tuple(types)
 
 
-def windows(fields: Fields, types: Sequence[str], positions: int) -> tuple[int, ...]:
-    """Each layer's window, 0 = it sees everything. One as wide as the context is no window."""
-    window = fields.integer("sliding_window", default=None, low=0)
+def windows(fields: Fields, types: Sequence[str], positions: int, window: int | None = None) -> tuple[int, ...]:
+    """Each layer's window, 0 = it sees everything. One as wide as the context is no window. window: where the family
+    does not mean what sliding_window says."""
+    window = window or fields.integer("sliding_window", default=None, low=0)
     if SLIDING in types and not window and fields.has("layer_types"):
         fields.wrong("sliding_window", "a size of 1 or more, since there are sliding layers", window)
     return tuple(window if kind == SLIDING and window and window < positions else 0 for kind in types)
@@ -205,12 +215,12 @@ def sizes(fields: HfFields, *, hidden: str = "hidden_size", heads: str = "num_at
 
 def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
             head_dim: int | None = None, act: tuple[str, str] = ("hidden_act", "silu"), tied: bool = False,
-            slides: Callable[[int], bool] | None = None, switch: bool | None = None,
+            window: int | None = None, slides: Callable[[int], bool] | None = None, switch: bool | None = None,
             rotates: Callable[[int, str], bool] = lambda i, kind: True, **rope) -> dict:
     """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
 
     The arguments are what absent settings mean, `eps` and `act` with the name of theirs. slides: which layers have the
-    window, where layer_types does not say; None: the family has none. switch: use_sliding_window, None: the family has
+    window, where layer_types does not say; None: the family has none. window: see `windows`. switch: use_sliding_window, None: the family has
     no such switch. rotates: which layers, by number and type, have positions at all; rope: see hf_rope.ropes.
     """
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
@@ -227,7 +237,7 @@ def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] =
     ropes = hf_rope.ropes(fields, **rope)
     specs = {kind: ropes[kind].spec(int(width * ropes[kind].partial), trained) for kind in dict.fromkeys(types)}
     context = trained if rope.get("local") else ropes[FULL].reach(trained)
-    cut = windows(fields, types, context)
+    cut = windows(fields, types, context, window)
     if slides is None and any(windows(fields, [SLIDING], context)):
         fields.unsupported("sliding_window", "a sliding attention window in this family")
     return {

@@ -1,5 +1,6 @@
 """Gemma 3: Gemma 2's norms, with norms of queries and keys instead of soft caps; windows in five of six layers, which
-have a rotary base of their own. Of models with an image encoder, the language model alone."""
+have a rotary base of their own. Of models with an image encoder, the language model alone. EmbeddingGemma sees its whole
+text."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from forwardpass.models.weight_rows import WeightRow
 from forwardpass.models.weight_tables import added, table_rows
 
 ARCHITECTURES = {
-    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel"),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
     "gemma3": ("Gemma3ForConditionalGeneration",),  # with an image encoder
 }
 GGUF = {"gemma3": "gemma3_text"}
@@ -35,10 +36,12 @@ def from_config(f: HfFields) -> ModelSpec:
     if f.family == "gemma3":
         return _text_config(f)
     period = f.integer("sliding_window_pattern", default=6)
+    ahead = f.flag("use_bidirectional_attention", False)  # then a window's size is that of both sides together
+    window = f.integer("sliding_window", default=4096) // 2 + 1 if ahead else None
     n = hf_config.decoder(f, positions=131072, head_dim=256, tied=True, act=("hidden_activation", "gelu_pytorch_tanh"),
-                          slides=lambda i: (i + 1) % period != 0, theta=1e6,
+                          window=window, slides=lambda i: (i + 1) % period != 0, theta=1e6,
                           local=("rope_local_base_freq", LOCAL_THETA))
-    return gemma.build(f, n, **gemma.caps(f), **gemma.scale(f), **SHAPE)
+    return gemma.build(f, n, **gemma.caps(f), **gemma.scale(f), **SHAPE, attention={"causal": not ahead})
 
 
 def _text_config(f: HfFields) -> ModelSpec:

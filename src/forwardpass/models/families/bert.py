@@ -1,0 +1,44 @@
+"""BERT (Devlin et al. 2019): learned positions and token types, norms after the additions, biases everywhere."""
+
+from __future__ import annotations
+
+from forwardpass.models import decoder, encoder, hf_heads
+from forwardpass.models.hf_config import HfFields
+from forwardpass.models.spec import ModelSpec
+from forwardpass.models.weight_rows import WeightRow
+
+ARCHITECTURES = {"bert": hf_heads.classes("Bert", "ForPreTraining")}
+GGUF: dict[str, str] = {}
+IGNORED = {"safetensors": (*encoder.BUFFERS, r"(bert\.)?pooler\..+", r"cls\..+"), "gguf": ()}
+NAMES = {  # target: (safetensors, gguf)
+    "embed.tokens": ("embeddings.word_embeddings", "token_embd"),
+    "embed.positions": ("embeddings.position_embeddings", "position_embd"),
+    "embed.types": ("embeddings.token_type_embeddings", "token_types"),
+    "embed.norm": ("embeddings.LayerNorm", "token_embd_norm"),
+    "attention.q": ("encoder.layer.{i}.attention.self.query", "blk.{i}.attn_q"),
+    "attention.k": ("encoder.layer.{i}.attention.self.key", "blk.{i}.attn_k"),
+    "attention.v": ("encoder.layer.{i}.attention.self.value", "blk.{i}.attn_v"),
+    "attention.out": ("encoder.layer.{i}.attention.output.dense", "blk.{i}.attn_output"),
+    "attention_norm": ("encoder.layer.{i}.attention.output.LayerNorm", "blk.{i}.attn_output_norm"),
+    "mlp.up": ("encoder.layer.{i}.intermediate.dense", "blk.{i}.ffn_up"),
+    "mlp.down": ("encoder.layer.{i}.output.dense", "blk.{i}.ffn_down"),
+    "mlp_norm": ("encoder.layer.{i}.output.LayerNorm", "blk.{i}.layer_output_norm"),
+}
+HEADS = {
+    "lm": {
+        "head.dense": ("cls.predictions.transform.dense", ""),
+        "head.dense_norm": ("cls.predictions.transform.LayerNorm", ""),
+        "head": ("cls.predictions|cls.predictions.decoder", ""),
+    },
+    "labels": {"head.dense": ("bert.pooler.dense|pooler.dense", "cls"), "head": ("classifier", "cls.output")},
+    "tags": {"head": ("classifier", "")},
+}
+
+
+def from_config(f: HfFields) -> ModelSpec:
+    n = encoder.read(f)
+    return decoder.build(**n | hf_heads.head(f, lm=encoder.transform(n), labels={"dense": n["hidden"]}))
+
+
+def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
+    return encoder.rows(spec, kind, NAMES, HEADS, ("bert.",))
