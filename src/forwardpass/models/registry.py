@@ -22,6 +22,7 @@ import numpy as np
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models import gguf_config, hf_config
 from forwardpass.models.families import (
+    bart,
     bloom,
     cohere,
     falcon,
@@ -34,15 +35,19 @@ from forwardpass.models.families import (
     gptj,
     granite,
     llama,
+    m2m_100,
+    marian,
     mpt,
     olmo2,
     opt,
+    pegasus,
     phi,
     phi3,
     qwen,
     smollm3,
     stablelm,
     starcoder2,
+    t5,
 )
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.spec import ModelSpec
@@ -50,8 +55,8 @@ from forwardpass.models.weight_rows import BoundRow, match, resolve_head
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_MODULES = (bloom, cohere, falcon, gemma, gemma3, gpt2, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, llama, mpt,
-            olmo2, opt, phi, phi3, qwen, smollm3, stablelm, starcoder2)
+_MODULES = (bart, bloom, cohere, falcon, gemma, gemma3, gpt2, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, llama,
+            m2m_100, marian, mpt, olmo2, opt, pegasus, phi, phi3, qwen, smollm3, stablelm, starcoder2, t5)
 FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """HF model_type -> its family file; a ModelSpec's `family` is such a name."""
 GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}
