@@ -57,7 +57,7 @@ def make(family: str, **changes):
         for name, parameter in made.named_parameters():
             if not name.endswith("embed_positions.weight") or family.endswith("bart"):  # else sines and cosines
                 parameter.add_(torch.randn_like(parameter) * 0.05)
-            if "relative_attention_bias" in name or name.startswith("shared") and family.endswith("t5"):
+            if "relative_attention_bias" in name or (name.startswith("shared") and family.endswith("t5")):
                 parameter.copy_(torch.randn_like(parameter))
         if hasattr(made, "final_logits_bias"):
             made.final_logits_bias.copy_(torch.randn_like(made.final_logits_bias))
@@ -80,8 +80,8 @@ def save(model, directory: Path, **generation) -> Path:
 
 
 def reference(model, source, target):
-    """(encoder's final states [source, hidden], decoder's [target, hidden], logits [target, vocab]) of one pair, float32
-    arrays. source, target: token ids, those of the target as the decoder reads them."""
+    """(encoder's final states [source, hidden], decoder's [target, hidden], logits [target, vocab]) as float32 arrays.
+    source, target: the token ids that the two sides read."""
     import torch
 
     with torch.no_grad():

@@ -1,5 +1,5 @@
-"""T5 and its kin (T5 v1.1, FLAN, mT5, ByT5, UMT5): encoder-decoders whose positions are learned numbers that scores get,
-by buckets of distances. No biases, no scaling of scores, RMS norms before attention and MLP.
+"""T5 and its kin (T5 v1.1, FLAN, mT5, ByT5, UMT5): encoder-decoders whose positions are learned numbers added to
+scores, by buckets of distances. No biases, no scaling of scores, RMS norms before attention and MLP.
 
 The table of those numbers is that of each side's first layer, in UMT5 that of each layer. The first T5 scales what its
 tied head reads. T5EncoderModel is the encoder by itself.
