@@ -22,6 +22,7 @@ class TokenFacts:
     end_ids:     tokens that end a text (stops.union_of_end_ids)
     special_ids: tokens that are no text (<s>, <|im_start|>, ...); end tokens may be among them
     unk_id, pad_id: or None
+    start_id:    the token that every answer of an encoder-decoder begins with; None without an encoder
     """
 
     vocab_size: int
@@ -29,6 +30,7 @@ class TokenFacts:
     special_ids: frozenset[int] = frozenset()
     unk_id: int | None = None
     pad_id: int | None = None
+    start_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from forwardpass.errors import ModelFileError
-from forwardpass.models import hf_rope
+from forwardpass.models import hf_generation, hf_rope
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.hf_rope import FULL, SLIDING
 from forwardpass.models.spec import MAX_LAYERS
@@ -59,7 +59,8 @@ REFUSED = {  # setting that no family may leave unread: (values that mean "off",
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """An HF directory's settings. values, generation: the two files as read ({} if there is no generation file).
+    """An HF directory's settings. values, generation: the two files as read ({} if there is no generation file; of an
+    encoder-decoder see hf_generation).
 
     dtype: of the weights as config.json names it, or None. eos_token_ids: union of both files, in their order.
     """
@@ -101,7 +102,8 @@ def read_config(directory: str | Path) -> HfConfig:
     if apart.exists() and not values.get("quantization_config"):
         values["quantization_config"] = {"quant_method": "gptq", **read_json(apart)}
     path = directory / "generation_config.json"
-    generation = read_json(path) if path.exists() else {}
+    file, pair = read_json(path) if path.exists() else None, str(values.get("model_type")) in hf_generation.DEFAULTS
+    generation = hf_generation.generation_settings(values, file) if pair else file or {}
     config, also = Fields(values, "config.json"), Fields(generation, "generation_config.json")
     ends = dict.fromkeys(end_tokens(config) + end_tokens(also))
     bos = config.integer("bos_token_id", default=None, low=0)

@@ -17,9 +17,11 @@ from forwardpass.errors import ForwardpassError, ParameterError
 from forwardpass.models import costs, registry
 from forwardpass.models.blocks import Weights
 from forwardpass.models.hf_config import HfConfig, read_config
+from forwardpass.models.hf_generation import decoder_start
 from forwardpass.models.loading import Arena, load_weights
 from forwardpass.models.network import Network
 from forwardpass.models.packed_model import open_packed
+from forwardpass.models.spec import ModelSpec
 from forwardpass.quant.formats import kv_dtype_for
 from forwardpass.weights import packed, packed_file
 from forwardpass.weights.folder import folder_files, open_folder
@@ -100,7 +102,7 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     weights = arena.weights()
     network = Network(checkpoint.spec, weights, backend, kv_dtype_for(dtype, kv_dtype))
     generation = settings.generation if settings else {}
-    facts = _facts(checkpoint.spec.vocab_size, tokenizer, settings.eos_token_ids if settings else ())
+    facts = _facts(checkpoint.spec, tokenizer, settings.eos_token_ids if settings else (), generation)
     return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
                   _arithmetic(weights), checkpoint.warnings)
 
@@ -122,7 +124,7 @@ def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
                              lambda: model.read(backend, progress))
     weights = arena.weights()
     network = Network(model.spec, weights, backend, kv_dtype_for(model.dtype, kv_dtype))
-    facts = _facts(model.spec.vocab_size, tokenizer, model.eos_token_ids)
+    facts = _facts(model.spec, tokenizer, model.eos_token_ids, model.generation)
     arithmetic = _arithmetic(weights)
     return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, ())
 
@@ -156,13 +158,15 @@ def _both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any
     return one, result[0]
 
 
-def _facts(rows: int, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...]) -> TokenFacts:
+def _facts(spec: ModelSpec, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...],
+           generation: Mapping[str, Any]) -> TokenFacts:
     ends = [eos_token_ids, tokenizer.eos_token_ids if tokenizer else None]
-    size = min(rows, tokenizer.vocab_size) if tokenizer else rows
+    size = min(spec.vocab_size, tokenizer.vocab_size) if tokenizer else spec.vocab_size
     return TokenFacts(
         vocab_size=size,
         end_ids=union_of_end_ids(*ends, vocab_size=size),
         special_ids=tokenizer.special_ids if tokenizer else frozenset(),
         unk_id=tokenizer.unk_token_id if tokenizer else None,
         pad_id=tokenizer.pad_token_id if tokenizer else None,
+        start_id=decoder_start(generation, spec.vocab_size) if spec.encoder else None,
     )
