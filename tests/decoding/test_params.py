@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from forwardpass.decoding.params import SamplingParams, from_user
+from forwardpass.decoding.params import SamplingParams, decoder_prompt, from_user
 from forwardpass.errors import ModelFileError, ParameterError, UnsupportedModelError
 
 NAN, INF = math.nan, math.inf
@@ -49,6 +49,20 @@ BAD = {
     "logprobs": ([-1, 21, 64, 10**9, 1.0, "1"], "[0, 20]"),
     "logits_processors": ([5, [5], "abc", [None], lambda ids, row: row], "callables"),
     "mask_special_tokens": ([1, "yes"], "True or False"),
+    "forced_bos_token_id": ([-1, 1.5, "2", [2], True], "an integer in [0, vocabulary size)"),
+    "forced_eos_token_id": ([-1, 1.5, "2", [2, -1]], "an integer in [0, vocabulary size)"),
+    "begin_suppress_tokens": ([-1, [1, None], "3"], "an integer in [0, vocabulary size)"),
+    "min_length": ([-1, 1.5, "5", True], "[0, 2147483647]"),
+    "encoder_repetition_penalty": ([0, -1, 101, NAN, INF, "1"], "[0.01, 100]"),
+    "encoder_no_repeat_ngram_size": ([-1, 2.0, "3"], "[0, 2147483647]"),
+    "prefix_allowed_tokens_fn": ([5, "fn", [print]], "a callable"),
+    "decoder_input_ids": ([-1, [1.5], "7", [[1]]], "an integer in [0, vocabulary size)"),
+    "num_beams": ([0, -1, 129, 4.0, "4", True], "[1, 128]"),
+    "length_penalty": ([NAN, INF, 11, -11, "1", True], "[-10, 10]"),
+    "early_stopping": ([1, 0, "always", "Never", 1.0, ["never"]], 'True, False or "never"'),
+    "num_beam_groups": ([0, 129, 2.0, "2"], "[1, 128]"),
+    "diversity_penalty": ([-0.1, 101, NAN, "1", True], "[0, 100]"),
+    "renormalize_logits": ([1, "yes"], "True or False"),
 }
 
 
@@ -77,6 +91,11 @@ GOOD = {
     "seed": [0, 2**63, 2**64 - 1],
     "num_return_sequences": [1, 128],
     "logprobs": [0, 20],
+    "num_beams": [1, 64, np.int32(4)],
+    "length_penalty": [-1, 0, 0.6, 10],
+    "early_stopping": [True, False, "never", np.bool_(True)],
+    "forced_bos_token_id": [0, 63],
+    "encoder_repetition_penalty": [0.5, 2],
 }
 
 
@@ -112,6 +131,10 @@ def test_bias_amounts(name, amount):
         {"suppress_tokens": [3, 64]},
         {"bad_words_ids": [[1, 64]]},
         {"eos_token_id": 2**63},
+        {"forced_bos_token_id": 64},
+        {"forced_eos_token_id": [3, 64]},
+        {"begin_suppress_tokens": [64]},
+        {"decoder_input_ids": [64]},
     ],
 )
 def test_ids_outside_the_vocabulary(overrides):
@@ -164,8 +187,88 @@ def test_a_bad_generation_config_is_a_fault_of_the_model_file():
         from_user({"top_p": 7}, {}, vocab_size=64)
     with pytest.raises(ModelFileError, match="got 99"):
         from_user({"suppress_tokens": [99]}, {}, vocab_size=64)
-    with pytest.raises(UnsupportedModelError, match="num_beams = 4"):
-        from_user({"num_beams": 4}, {}, vocab_size=64)
+    with pytest.raises(ModelFileError, match=r"num_return_sequences must be in \[1, num_beams\]; got 5"):
+        from_user({"num_beams": 4, "num_return_sequences": 5}, {}, vocab_size=64)
+    with pytest.raises(ModelFileError, match="max_length must be an integer"):
+        from_user({"max_length": "long"}, {}, vocab_size=64)
+    with pytest.raises(UnsupportedModelError, match=r"penalty_alpha = 0\.6"):
+        from_user({"penalty_alpha": 0.6}, {}, vocab_size=64)
+
+
+BEAMS_THAT_CANNOT_BE = [
+    ({"num_beams": 3, "num_return_sequences": 4}, r"num_return_sequences must be in \[1, num_beams\]; got 4 .* 3"),
+    ({"num_beams": 6, "num_beam_groups": 4, "diversity_penalty": 1.0}, "num_beam_groups must divide num_beams; got 4"),
+    ({"num_beams": 2, "num_beam_groups": 4, "diversity_penalty": 1.0}, "num_beam_groups must divide num_beams; got 4"),
+    ({"num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beam_groups must divide num_beams; got 2 with .* = 1"),
+    ({"num_beams": 4, "num_beam_groups": 2}, "diversity_penalty must be above 0 with several num_beam_groups"),
+    ({"num_beams": 4, "diversity_penalty": 0.5}, "got 0.5 with num_beam_groups = 1"),
+    ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "do_sample": True}, "must be 1 when sampling"),
+    ({"num_beams": 65}, "num_beams must be at most the model's vocabulary, 64 tokens; got 65"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), BEAMS_THAT_CANNOT_BE)
+def test_beams_that_cannot_be(overrides, message):
+    with pytest.raises(ParameterError, match=message):
+        ours(**overrides)
+
+
+def test_beams_that_can_be():
+    params = ours(num_beams=6, num_beam_groups=3, diversity_penalty=0.5, num_return_sequences=6)
+    assert (params.num_beams, params.num_beam_groups, params.num_return_sequences) == (6, 3, 6)
+    assert ours(num_beams=64).num_beams == 64
+    assert ours(num_return_sequences=7).num_beams == 1  # without beams: seven answers of their own
+
+
+TRANSLATOR = {
+    "num_beams": 6, "num_return_sequences": 3, "length_penalty": 0.8, "early_stopping": True, "max_length": 40,
+    "min_length": 5, "forced_bos_token_id": 7, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3,
+    "encoder_no_repeat_ngram_size": 4, "encoder_repetition_penalty": 1.5, "begin_suppress_tokens": [4, 5],
+    "renormalize_logits": True, "num_beam_groups": 2, "diversity_penalty": 0.25, "decoder_start_token_id": 2,
+    "bad_words_ids": [[60]],
+}  # fmt: skip
+
+
+def test_beams_of_generation_config():
+    params = from_user(TRANSLATOR, {}, vocab_size=64, decoder_start=2)
+    assert (params.num_beams, params.num_return_sequences, params.length_penalty) == (6, 3, 0.8)
+    assert (params.early_stopping, params.min_length, params.max_new_tokens) == (True, 5, 39)
+    assert (params.forced_bos_token_id, params.forced_eos_token_id) == (7, (2,))
+    assert (params.no_repeat_ngram_size, params.encoder_no_repeat_ngram_size) == (3, 4)
+    assert (params.encoder_repetition_penalty, params.begin_suppress_tokens) == (1.5, (4, 5))
+    assert (params.num_beam_groups, params.diversity_penalty, params.renormalize_logits) == (2, 0.25, True)
+
+
+def test_what_the_caller_names_replaces_settings_that_depend_on_it():
+    params = from_user(TRANSLATOR, {"num_beams": 1}, vocab_size=64)
+    assert (params.num_beam_groups, params.diversity_penalty, params.num_return_sequences) == (1, 0.0, 3)
+    params = from_user(TRANSLATOR, {"num_beams": 2}, vocab_size=64)
+    assert (params.num_beam_groups, params.diversity_penalty, params.num_return_sequences) == (1, 0.0, 2)
+    params = from_user(TRANSLATOR, {"num_beam_groups": 1}, vocab_size=64)
+    assert (params.num_beams, params.diversity_penalty) == (6, 0.0)
+    params = from_user(TRANSLATOR, {"min_new_tokens": 1}, vocab_size=64)
+    assert (params.min_length, params.min_new_tokens) == (0, 1)
+
+
+def test_max_length_of_generation_config_counts_what_the_answer_begins_with():
+    def tokens(config, **overrides):
+        return from_user(config, overrides, vocab_size=64, decoder_start=2).max_new_tokens
+
+    assert tokens({"max_length": 20}) == 19
+    assert tokens({"max_length": 20}, decoder_input_ids=[2, 8, 9]) == 17
+    assert tokens({"max_length": 20}, decoder_input_ids=[8, 9]) == 17
+    assert tokens({"max_length": 3}, decoder_input_ids=[8, 9, 10]) == 1
+    assert tokens({"max_length": 20, "max_new_tokens": 11}) == 11
+    assert tokens({"max_length": 20}, max_new_tokens=30) == 30
+    assert tokens({"max_length": 600}, min_new_tokens=300) == 599
+    assert from_user({"max_length": 20}, {}, vocab_size=64).max_new_tokens == 256  # of a model without an encoder
+
+
+def test_what_an_answer_begins_with():
+    assert decoder_prompt(2) == [2]
+    assert decoder_prompt(2, (8, 9)) == [2, 8, 9] == decoder_prompt(2, (2, 8, 9))
+    with pytest.raises(ParameterError, match="decoder_input_ids is for models with an encoder"):
+        ours(decoder_input_ids=[1])
 
 
 def test_bad_words_of_one_token_are_banned_by_id_with_and_without_a_space():

@@ -84,6 +84,12 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(int(item) for item in items)
 
 
+def token_id(name: str, value: Any) -> int:
+    if not _is_integer(value) or value < 0:
+        _refuse(name, "a token id (an integer in [0, vocabulary size))", value)
+    return int(value)
+
+
 def token_runs(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     expected = "a list of non-empty lists of token ids (integers in [0, vocabulary size))"
     runs = []
@@ -125,6 +131,20 @@ def logprobs(name: str, value: Any) -> int | None:
     if isinstance(value, bool):
         return 0 if value else None
     return integer(0, 20, note="how many of the likeliest tokens to report; None = no log-probabilities")(name, value)
+
+
+def early_stopping(name: str, value: Any) -> bool | str:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if not isinstance(value, str) or value != "never":
+        _refuse(name, 'True, False or "never"', value)
+    return "never"
+
+
+def function(name: str, value: Any) -> Callable:
+    if not callable(value):
+        _refuse(name, "a callable (prompt index, token ids so far) -> allowed token ids", value)
+    return value
 
 
 def callables(name: str, value: Any) -> tuple[Callable, ...]:

@@ -17,10 +17,20 @@ class Sampler:
 
     prompt_ids: what repetition_penalty and n-gram bans count besides the answer
     choice:     which of the prompt's answers this is; answer i does not depend on how many there are
+    source_ids, prompt_index: see processors.build
     """
 
-    def __init__(self, params: SamplingParams, facts: TokenFacts, prompt_ids: Sequence[int], choice: int = 0):
-        self._chain = build(params, facts, prompt_ids)
+    def __init__(
+        self,
+        params: SamplingParams,
+        facts: TokenFacts,
+        prompt_ids: Sequence[int],
+        choice: int = 0,
+        *,
+        source_ids: Sequence[int] | None = None,
+        prompt_index: int = 0,
+    ):
+        self._chain = build(params, facts, prompt_ids, source_ids=source_ids, prompt_index=prompt_index)
         self._greedy = params.greedy
         self._plain = not self._chain.edits_logits
         self._vocab_size = facts.vocab_size

@@ -1,4 +1,4 @@
-"""Calls into the user's logits_processors, whose mistakes must be named and must stay within their own request."""
+"""Calls into the user's own functions, whose mistakes must be named and must stay within their own request."""
 
 from __future__ import annotations
 
@@ -77,3 +77,23 @@ def call(processor: Callable, token_ids: list[int], row: np.ndarray) -> np.ndarr
             f"logits must be finite numbers, or -inf for a token that must not be generated."
         )
     return values
+
+
+def allowed(function: Callable, prompt_index: int, token_ids: list[int], rows: int) -> np.ndarray:
+    """The token ids that prefix_allowed_tokens_fn permits next, checked. int64, at least one, all below rows."""
+    try:
+        ids = np.asarray(list(function(prompt_index, list(token_ids))))
+    except ParameterError:
+        raise
+    except Exception as error:
+        raise ParameterError(f"prefix_allowed_tokens_fn raised {type(error).__name__}: {error}") from error
+    if not ids.size:
+        raise ParameterError(
+            f"prefix_allowed_tokens_fn allows no token after {len(token_ids)} tokens of prompt {prompt_index}; it must "
+            f"return at least one id, the end token's if nothing else can follow."
+        )
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= rows:
+        raise ParameterError(
+            f"prefix_allowed_tokens_fn must return token ids in [0, {rows - 1}]; got {str(ids.tolist())[:80]}."
+        )
+    return ids.astype(np.int64)

@@ -20,7 +20,7 @@ import numpy as np
 from forwardpass.contracts import Completion, Piece
 from forwardpass.decoding import sampler
 from forwardpass.decoding.params import SamplingParams, TokenFacts
-from forwardpass.decoding.stops import StopStrings, effective_end_ids
+from forwardpass.decoding.stops import StopStrings
 from forwardpass.errors import ParameterError
 from forwardpass.stages.text_stream import TextStream
 
@@ -31,7 +31,9 @@ _REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 class Choice:
     """The state of one answer.
 
-    prompt_ids:  token ids of the prompt
+    prompt_ids:  token ids of the prompt; of an encoder-decoder, those that the answer begins with
+    source_ids:  token ids that the encoder read; None = the model has none
+    prompt_index: which prompt of its list this is an answer to
     tokenizer:   decode(list of ids) -> str
     index:       which of the prompt's answers this is
     text_stream: push(token_id) -> new text, finish() -> the rest; by default one that never shows half a character
@@ -49,6 +51,8 @@ class Choice:
         *,
         index: int = 0,
         text_stream: Any = None,
+        source_ids: Sequence[int] | None = None,
+        prompt_index: int = 0,
     ):
         self.params = params
         self.index = index
@@ -59,18 +63,15 @@ class Choice:
         self.finish_reason: str | None = None
         self._facts = facts
         self._decode = tokenizer.decode if params.bad_words else None
-        self._sampler = sampler.Sampler(params, facts, prompt_ids, index)
+        self._sampler = sampler.Sampler(
+            params, facts, prompt_ids, index, source_ids=source_ids, prompt_index=prompt_index
+        )
         # After a special token a new text begins; after ordinary ones the answer goes on with theirs.
         continues = bool(self.prompt_ids) and self.prompt_ids[-1] not in facts.special_ids
         self._stream = TextStream(tokenizer, continues=continues) if text_stream is None else text_stream
         self._stops = StopStrings(params.stop, include=params.include_stop)
         self._texts: list[str] = []
-        self._ends = effective_end_ids(
-            facts.end_ids,
-            eos_token_id=params.eos_token_id,
-            stop_token_ids=params.stop_token_ids,
-            ignore_eos=params.ignore_eos,
-        )
+        self._ends = params.end_ids(facts)
 
     @property
     def text(self) -> str:
