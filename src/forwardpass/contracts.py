@@ -20,11 +20,13 @@ class Packed:
     token_ids: int32 [tokens]
     positions: int32 [tokens], the position each token takes in its own text
     starts:    int32 [sequences + 1], row where each sequence begins, and the total
+    types:     int32 [tokens], the segment of a pair that each token belongs to; None = 0 for all
     """
 
     token_ids: np.ndarray
     positions: np.ndarray
     starts: np.ndarray
+    types: np.ndarray | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -71,7 +73,7 @@ def packed_of(tokens: Packed | Padded) -> Packed:
     if isinstance(tokens, Padded):
         return unpad(tokens)
     return Packed(int32("token_ids", tokens.token_ids), int32("positions", tokens.positions),
-                  int32("starts", tokens.starts))
+                  int32("starts", tokens.starts), None if tokens.types is None else int32("types", tokens.types))
 
 
 def int32(name: str, values: np.ndarray) -> np.ndarray:
@@ -108,12 +110,15 @@ class CacheView:
     regime:  int32 [sequences], 1 = rotated by the long frequencies of longrope
     lengths: int32 [sequences], the number of tokens that dynamic NTK factors follow
     Both are read only by models that have such factors. None = those of a text that ends with its new rows.
+    sources: int32 [sequences], tokens of the source that each sequence's cross-attention sees; its keys and values lie
+             in the last group. None in a model without an encoder
     """
 
     past: np.ndarray
     tables: np.ndarray
     regime: np.ndarray | None = None
     lengths: np.ndarray | None = None
+    sources: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ from forwardpass.models.spec import ModelSpec
 class Network:
     """spec, kv_dtype: what it is;  backend: where it runs.
 
-    groups: its layers by what they share in the KV cache;  regimes: how its rotary factors follow a text's length.
+    groups: its layers by what they share in the KV cache;  regimes: how its rotary factors follow a text's length;
+    encoder: the network that reads its sources, or None.
     """
+
+    encoder: Network | None = None
 
     def __init__(self, spec: ModelSpec, weights: blocks.Weights, backend, kv_dtype: str):
         self.spec = spec

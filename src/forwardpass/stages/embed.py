@@ -16,7 +16,7 @@ from forwardpass.errors import ContextLengthError, ParameterError
 def embed(network, tokens: Packed | Padded) -> Hidden:
     """Packed or Padded tokens -> Hidden, one row for each real token; padding gets none.
 
-    Raises ParameterError for an id outside the vocabulary, ContextLengthError for a position beyond the model's.
+    Raises ParameterError for an id outside the vocabulary or an unknown token type, ContextLengthError for a position beyond the model's.
     """
     packed = packed_of(tokens)
     spec = network.spec
@@ -30,7 +30,19 @@ def embed(network, tokens: Packed | Padded) -> Hidden:
     if most >= spec.max_position_embeddings:
         raise ContextLengthError(f"position {most} is beyond the model's context of {spec.max_position_embeddings} "
                                  f"positions (0 to {spec.max_position_embeddings - 1}); shorten the text")
-    return Hidden(network.embed(packed.token_ids, packed.positions), packed)
+    if packed.types is None:
+        return Hidden(network.embed(packed.token_ids, packed.positions), packed)
+    _check_types(packed.types, packed.token_ids.size, spec.token_types)
+    return Hidden(network.embed(packed.token_ids, packed.positions, packed.types), packed)
+
+
+def _check_types(types: np.ndarray, tokens: int, known: int) -> None:
+    if types.size != tokens:
+        raise ParameterError(f"every token needs one type: {tokens} tokens, {types.size} types")
+    least, most = bounds(types)
+    if least < 0 or most >= max(1, known):
+        raise ParameterError(f"token type {least if least < 0 else most} is unknown: types run from 0 to "
+                             f"{max(1, known) - 1}")
 
 
 def _check_ids(ids: np.ndarray, vocab_size: int) -> None:
