@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +38,20 @@ class Packed:
 class Padded:
     """The classic rectangle: real tokens where the mask is 1, padding where it is 0.
 
-    input_ids, attention_mask: int32 [sequences, length]
+    input_ids, attention_mask: int32 [sequences, length];  token_type_ids: the same, or None = all 0
     """
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
+    token_type_ids: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderText:
+    """A text for an encoder. ids: of its tokens;  types: their types (segments), None = all 0."""
+
+    ids: Sequence[int]
+    types: Sequence[int] | None = None
 
 
 def unpad(padded: Padded) -> Packed:
@@ -57,6 +67,10 @@ def unpad(padded: Padded) -> Packed:
         )
     if not np.isin(mask, (0, 1)).all():
         raise ParameterError("attention_mask: expected only 0 and 1.")
+    types = None if padded.token_type_ids is None else np.asarray(padded.token_type_ids)
+    if types is not None and types.shape != ids.shape:
+        raise ParameterError(f"token_type_ids has shape {types.shape} and input_ids {ids.shape}; expected the same "
+                             "[sequences, length].")
     real = mask.astype(bool)
     lengths = real.sum(axis=1)
     if ids.shape[0] == 0 or not lengths.all():
@@ -65,7 +79,8 @@ def unpad(padded: Padded) -> Packed:
     positions = np.cumsum(real, axis=1, dtype=np.int32) - 1
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
-    return Packed(int32("input_ids", ids[real]), positions[real].astype(np.int32), starts)
+    return Packed(int32("input_ids", ids[real]), positions[real].astype(np.int32), starts,
+                  None if types is None else int32("token_type_ids", types[real]))
 
 
 def packed_of(tokens: Packed | Padded) -> Packed:
@@ -103,6 +118,7 @@ class Hidden:
 @dataclass(frozen=True, slots=True)
 class CacheView:
     """What stage 3 needs to know of the KV cache: where each sequence's blocks lie, and how its positions are rotated.
+    Models whose layers are not causal keep no cache.
 
     past:    int32 [sequences], positions already computed
     tables:  int32 [groups, sequences, blocks], block numbers in order of position, for each group of layers (see

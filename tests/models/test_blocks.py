@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from forwardpass.backends import native
-from forwardpass.contracts import PAGE, CacheView
 from forwardpass.models import costs
 from forwardpass.models.alibi import alibi_slopes
 from forwardpass.models.blocks import Weights
 from forwardpass.models.network import Network
 from forwardpass.models.rotary import rotary
 from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
-from forwardpass.models.weight_rows import HEAD
 from kernel_tools import ISAS, pack_floats
 from numpy_model import numpy_logits, random_weights
+from program_tools import Texts, network, tokens, whole
 
 RMS, LAYER, BIASED = NormSpec("rms", 1e-6), NormSpec("layer", 1e-5), NormSpec("layer", 1e-5, bias=True)
 HEADS = AttentionSpec(6, 2, 10, 10**-0.5, rotary(10, 1e4))
@@ -92,53 +91,6 @@ SPECS = {
     **{f"activation {act}": model(replace(PRE, mlp=replace(mlp, activation=act)))
        for act in ("relu", "quick_gelu", "gelu_erf", "tanh") for mlp in (GATED, PLAIN)},
 }
-
-
-def network(spec, weights, threads=1, format="F32", kv_dtype="float32", isa=None):
-    """format: of all matrices but the tables and the router."""
-    tables = ("embed.positions.weight", "embed.tokens.weight", HEAD)
-    packed = {name: pack_floats("F32" if name in tables or "router" in name else format, array).matrix()
-              for name, array in weights.items() if array.ndim == 2}
-    vectors = {name: array for name, array in weights.items() if array.ndim == 1}
-    return Network(spec, Weights(packed, vectors), native.NativeBackend(threads, isa), kv_dtype)
-
-
-class Texts:
-    """The cache of some texts, and their logits step by step."""
-
-    def __init__(self, net, ids):
-        self.net, self.ids, self.past = net, ids, [0] * len(ids)
-        blocks = [-(-len(one) // PAGE) for one in ids]
-        self.memory = net.kv_memory(sum(blocks))
-        self.tables = np.zeros((len(ids), max(blocks)), np.int32)
-        numbers = iter(reversed(range(sum(blocks))))
-        for row, count in enumerate(blocks):
-            self.tables[row, :count] = [next(numbers) for _ in range(count)]
-
-    def view(self, past, who):
-        """The same blocks in every group."""
-        tables = np.broadcast_to(self.tables[who], (len(self.net.groups), len(who), self.tables.shape[1]))
-        return CacheView(np.array(past, np.int32), np.ascontiguousarray(tables))
-
-    def step(self, counts):
-        """Logits float32 [rows, vocab] of the next so many tokens of each text (0 = it sits out)."""
-        who = [i for i, count in enumerate(counts) if count]
-        past = [self.past[i] for i in who]
-        ids = np.concatenate([self.ids[i][self.past[i] : self.past[i] + counts[i]] for i in who]).astype(np.int32)
-        positions = np.concatenate([np.arange(p, p + counts[i]) for i, p in zip(who, past, strict=True)])
-        starts = np.cumsum([0] + [counts[i] for i in who])
-        self.past = [p + count for p, count in zip(self.past, counts, strict=True)]
-        positions, starts = np.ascontiguousarray(positions, np.int32), np.ascontiguousarray(starts, np.int32)
-        out = self.net.layers(self.net.embed(ids, positions), positions, starts, self.view(past, who), self.memory)
-        return self.net.project(out, np.arange(len(ids), dtype=np.int32))
-
-
-def whole(net, ids):
-    return Texts(net, [ids]).step([len(ids)])
-
-
-def tokens(count, seed=0, vocabulary=50):
-    return np.random.default_rng(seed).integers(0, vocabulary, count)
 
 
 @pytest.mark.parametrize("case", SPECS)

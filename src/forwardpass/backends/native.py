@@ -54,6 +54,13 @@ class NativeBackend:
         """Pack stored rows (uint8) of an [n, k] tensor into `out`; False if a weight is NaN or infinite."""
         return _native.pack(self.pool, FORMATS.index(format), *shape, type, rows, order, out)
 
+    def table(self, values: np.ndarray) -> Matrix:
+        """See protocol.Backend."""
+        memory = np.empty(matrix_bytes("F32", *values.shape) + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :][: memory.size - 64]
+        self.pack("F32", values.shape, "F32", values.reshape(-1).view(np.uint8), None, memory)
+        return matrix("F32", *values.shape, memory)
+
     def rotary(self, inv_freq: Sequence[float], factor: float, *, long_inv_freq: Sequence[float] = (),
                ntk: tuple[float, float, int] | None = None) -> _native.RotaryTable:
         return _native.RotaryTable(list(inv_freq), factor, list(long_inv_freq), ntk)

@@ -124,6 +124,9 @@ class Backend(Protocol):
 
     def program(self) -> Program: ...
 
+    def table(self, values: np.ndarray) -> Any:
+        """A packed matrix of float32 [rows, width] as they are: for tables that are computed."""
+
     def rotary(self, inv_freq: Sequence[float], factor: float, *, long_inv_freq: Sequence[float] = (),
                ntk: tuple[float, float, int] | None = None) -> Any:
         """cos and sin of position * inv_freq, times factor, for `Program.attention`.

@@ -1,19 +1,33 @@
 """The forward pass, the only place it is written down: a spec and its weights become three recorded programs.
 
 Stage 2 looks tokens up; stage 3 runs every layer (attention and MLP, each reading the residual stream and adding to it)
-and the final norm; stage 4 projects the wanted rows onto the vocabulary. Everything that differs between families is
-data in the spec. An operation that a spec does not ask for is not recorded.
+and the final norm; stage 4 projects the wanted rows onto the vocabulary, or onto labels. An encoder-decoder has stages
+2 and 3 twice: its encoder's stage 3 ends with the keys and values that every layer of the decoder will look at, and
+stores them in the cache. Everything that differs between families is data in the spec. An operation that a spec does
+not ask for is not recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from forwardpass.backends.protocol import NormWeights, Program
-from forwardpass.models.cache_groups import cache_groups, places
+from forwardpass.models import relative_bias, sinusoids
+from forwardpass.models.cache_groups import cache_groups, cross_group, places
 from forwardpass.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotarySpec
-from forwardpass.models.weight_rows import mlp_widths
+from forwardpass.models.weight_rows import (
+    EMBEDDING,
+    ENCODER,
+    HEAD,
+    RELATIVE_BIAS,
+    mlp_widths,
+    projects_out,
+    weights_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +40,10 @@ class Recorded:
 
 
 class Weights:
-    """Packed matrices and float vectors by target name (see models/weight_rows.py)."""
+    """By target name (see models/weight_rows.py): packed matrices, and float32 arrays: vectors, and the tables of
+    relative biases."""
 
-    def __init__(self, matrices: dict[str, Any], vectors: dict[str, Any]):
+    def __init__(self, matrices: Mapping[str, Any], vectors: Mapping[str, Any]):
         self.matrices = matrices
         self.vectors = vectors
 
@@ -42,54 +57,93 @@ class Weights:
         bias = self.vectors[name + ".bias"] if spec.bias else None
         return NormWeights(spec.kind, spec.eps, self.vectors[name + ".weight"], bias)
 
+    def encoder(self) -> Weights:
+        """Those of an encoder-decoder's encoder; its token table may be the decoder's."""
+        matrices, vectors = ({name.removeprefix(ENCODER): one for name, one in all.items() if name.startswith(ENCODER)}
+                             for all in (self.matrices, self.vectors))
+        return Weights({EMBEDDING: self.matrices[EMBEDDING]} | matrices, vectors)
+
 
 def record_embed(backend, spec: ModelSpec, weights: Weights) -> Recorded:
     program = backend.program()
     hidden = program.buffer(spec.hidden_size)
     tokens = program.buffer(spec.embed_size) if spec.embed_size else hidden
-    program.embed(tokens, weights.matrices["embed.tokens.weight"], scale=spec.embed_scale, label="embed")
-    if spec.embed_size:
-        program.linear(tokens, hidden, [weights.linear("embed.project_in")], norm=None, label="embed")
+    program.embed(tokens, weights.matrices[EMBEDDING], scale=spec.embed_scale, label="embed")
+
+    def widen():
+        if spec.embed_size:
+            program.linear(tokens, hidden, [weights.linear("embed.project_in")], norm=None, label="embed")
+
+    if not spec.project_last:
+        widen()
+    rows = tokens if spec.project_last else hidden
+    if spec.token_types:
+        program.types(rows, weights.matrices["embed.types.weight"], label="embed")
     if spec.learned_positions:
         table = weights.matrices["embed.positions.weight"]
-        program.positions(hidden, table, offset=spec.position_offset, label="embed")
+        program.positions(rows, table, offset=spec.position_offset, label="embed")
+    if spec.sinusoids:
+        table = backend.table(sinusoids.table(spec.sinusoids, spec.max_position_embeddings + spec.position_offset))
+        program.positions(rows, table, offset=spec.position_offset, label="embed")
     if spec.embed_norm:
-        program.norm(hidden, hidden, weights.norm("embed.norm", spec.embed_norm), label="embed")
+        program.norm(rows, rows, weights.norm("embed.norm", spec.embed_norm), label="embed")
+    if spec.project_last:
+        widen()
     return Recorded(program, hidden, hidden)
 
 
 def record_layers(backend, spec: ModelSpec, weights: Weights, kv_dtype: str) -> Recorded:
     program = backend.program()
     hidden, out = program.buffer(spec.hidden_size), program.buffer(spec.hidden_size)
-    layers = _Layers(backend, program, hidden, spec.hidden_size, weights, kv_dtype)
-    place = places(cache_groups(spec))
-    for i, layer in enumerate(spec.layers):
-        layers.record(i, layer, *place[i])
+    layers = _Layers(backend, program, hidden, spec, weights, kv_dtype)
+    for i in range(len(spec.layers)):
+        layers.record(i)
     program.norm(hidden, out, weights.norm("final_norm", spec.final_norm), label="norm")
     return Recorded(program, hidden, out)
 
 
-class _Layers:
-    """Records layer after layer onto `program`. hidden, width: the residual stream's buffer and columns."""
+def record_sources(layers: Recorded, spec: ModelSpec, weights: Weights, kv_dtype: str) -> None:
+    """After the layers of an encoder: the keys and values that its decoder sees of each text, into the cache.
 
-    def __init__(self, backend, program: Program, hidden: int, width: int, weights: Weights, kv_dtype: str):
-        self.backend, self.program, self.hidden, self.width = backend, program, hidden, width
-        self.weights, self.kv_dtype = weights, kv_dtype
+    layers: the encoder's;  spec, weights: of the whole pair.
+    """
+    program, group = layers.program, cross_group(spec)
+    kv = program.buffer(2 * group.num_kv_heads * group.head_dim)
+    for number, i in enumerate(group.layers):
+        at = f"layers.{weights_of(spec, i)}.cross."
+        parts = [weights.linear(at + "k"), weights.linear(at + "v")]
+        program.linear(layers.out, kv, parts, norm=None, label="cross_kv")
+        program.store(kv, layer=number, group=0, num_kv_heads=group.num_kv_heads, head_dim=group.head_dim,
+                      kv_dtype=kv_dtype, label="cross_kv")
+
+
+class _Layers:
+    """Records layer after layer onto `program`. hidden: the residual stream's buffer."""
+
+    def __init__(self, backend, program: Program, hidden: int, spec: ModelSpec, weights: Weights, kv_dtype: str):
+        self.backend, self.program, self.hidden, self.width = backend, program, hidden, spec.hidden_size
+        self.spec, self.weights, self.kv_dtype = spec, weights, kv_dtype
+        self.groups = cache_groups(spec)
+        self.places = places(self.groups)
         self._buffers: dict[tuple[str, int], int] = {}
         self._rotaries: dict[RotarySpec, Any] = {}
+        self._relative: dict[tuple[str, int], np.ndarray] = {}
 
-    def record(self, i: int, layer: LayerSpec, group: int, number: int) -> None:
-        """Layer i of the model, the number-th of its cache group."""
-        at, pre = f"layers.{i}.", layer.order == "pre"
+    def record(self, i: int) -> None:
+        """Layer i of the model."""
+        layer, at = self.spec.layers[i], f"layers.{weights_of(self.spec, i)}."
+        pre = layer.order == "pre"
         first = self.weights.norm(at + "attention_norm", layer.attention_norm)
         second = self.weights.norm(at + "mlp_norm", layer.mlp_norm)
         qkv = self._qkv(at, layer.attention, first if pre else None)
         if layer.parallel:  # what reads x must do so before anything is added to it
             inner = self._inner(at, layer, second or first)
-        mixed = self._attention(layer.attention, group, number, qkv)
+        mixed = self._attention(at, layer.attention, i, qkv)
         self._join(mixed, at + "attention.out", layer, at + "post_attention_norm", layer.post_attention_norm, "out")
         if first and not pre:
             self.program.norm(self.hidden, self.hidden, first, label="out")
+        if layer.cross:
+            self._cross(at, layer, i)
         if not layer.parallel:
             inner = self._inner(at, layer, second if pre else None)
         self._finish_mlp(at, layer, inner)
@@ -125,13 +179,67 @@ class _Layers:
                                        each=a.qk_norm_shape == "heads", label="qkv")
         return qkv
 
-    def _attention(self, a: AttentionSpec, group: int, number: int, qkv: int) -> int:
+    def _attention(self, at: str, a: AttentionSpec, i: int, qkv: int) -> int:
+        """Without causality there is no cache, and so no place in one."""
         mixed = self._buffer("mixed", a.num_heads * a.head_dim)
+        group, number = self.places.get(i, (0, 0))
         self.program.attention(qkv, mixed, layer=number, group=group, num_heads=a.num_heads,
                                num_kv_heads=a.num_kv_heads, head_dim=a.head_dim, scale=a.scale, window=a.window,
                                kv_dtype=self.kv_dtype, rotary=self._rotary(a.rotary), alibi=a.alibi or None,
-                               softcap=a.softcap, label="attention")
+                               softcap=a.softcap, relative_bias=self._bias(a), **self._both_ways(at, a),
+                               label="attention")
         return mixed
+
+    def _bias(self, a: AttentionSpec) -> np.ndarray | None:
+        """What a relative bias adds, by distance. Layers that use one table share the array."""
+        r = a.relative
+        if r is None:
+            return None
+        name = f"layers.{weights_of(self.spec, r.layer)}.{RELATIVE_BIAS}.weight"
+        if (name, 0) not in self._relative:
+            self._relative[name, 0] = relative_bias.by_distance(self.weights.vectors[name], r.bidirectional,
+                                                                r.max_distance)
+        return self._relative[name, 0]
+
+    def _both_ways(self, at: str, a: AttentionSpec) -> dict[str, Any]:
+        """What attention that also looks ahead may have: (keys, queries, index) of relative positions. That is what the
+        model's table of them becomes in this layer's matrices; no text is in it, so it is computed once, here."""
+        d = a.disentangled
+        if d is None:
+            return {} if a.causal else {"causal": False}
+        query, key = ("attention.q", "attention.k") if d.shared else ("attention.position_q", "attention.position_k")
+        return {"causal": False, "disentangled": (
+            self._positions(at + key, a) if d.c2p else None, self._positions(at + query, a) if d.p2c else None,
+            relative_bias.disentangled_rows(d.span, d.buckets, d.max_distance))}
+
+    def _positions(self, matrix: str, a: AttentionSpec) -> np.ndarray:
+        """float32 [heads, 2 * span, head_dim]"""
+        d, heads = a.disentangled, a.num_heads
+        if (matrix, heads) not in self._relative:
+            program, rows = self.backend.program(), 2 * d.span
+            table, out = program.buffer(self.width), program.buffer(heads * a.head_dim)
+            program.embed(table, self.weights.matrices["embed.relative.weight"], label="relative")
+            norm = self.weights.norm("embed.relative_norm", d.norm)
+            program.linear(table, out, [self.weights.linear(matrix)], norm=norm, label="relative")
+            values = np.empty((rows, heads * a.head_dim), np.float32)
+            program.run(rows, ids=np.arange(rows, dtype=np.int32), bound=[(out, values)])
+            self._relative[matrix, heads] = np.ascontiguousarray(
+                values.reshape(rows, heads, a.head_dim).transpose(1, 0, 2))
+        return self._relative[matrix, heads]
+
+    def _cross(self, at: str, layer: LayerSpec, i: int) -> None:
+        """Attention to what the encoder stored: its group is the last."""
+        a, pre = layer.cross, layer.order == "pre"
+        width, norm = a.num_heads * a.head_dim, self.weights.norm(at + "cross_norm", layer.cross_norm)
+        q, mixed = self._buffer("cross_q", width), self._buffer("mixed", width)
+        self.program.linear(self.hidden, q, [self.weights.linear(at + "cross.q")], norm=norm if pre else None,
+                            label="cross_q")
+        self.program.cross_attention(q, mixed, layer=i, group=len(self.groups) - 1, num_heads=a.num_heads,
+                                     num_kv_heads=a.num_kv_heads, head_dim=a.head_dim, scale=a.scale,
+                                     kv_dtype=self.kv_dtype, label="cross")
+        self._join(mixed, at + "cross.out", layer, "", None, "cross_out")
+        if norm and not pre:
+            self.program.norm(self.hidden, self.hidden, norm, label="cross_out")
 
     def _inner(self, at: str, layer: LayerSpec, norm: NormWeights | None) -> int:
         """The first half of an MLP: the activations between its products. Of a mixture it is all: the answer, which
@@ -185,15 +293,33 @@ class _Layers:
 
 
 def record_project(backend, spec: ModelSpec, weights: Weights) -> Recorded:
+    """Stage 4 of a language model: logits of the wanted rows."""
     program = backend.program()
     hidden, rows = program.buffer(spec.hidden_size), program.buffer(spec.hidden_size)
-    logits = program.buffer(spec.vocab_size)
-    head = "embed.tokens.weight" if spec.tied else "head.weight"
     program.gather(hidden, rows, label="head")
-    if spec.embed_size:
+    return Recorded(program, hidden, _record_head(program, spec, weights, rows))
+
+
+def record_head(backend, spec: ModelSpec, weights: Weights) -> Recorded:
+    """Stage 4 of a classifier: its labels' scores for each given row."""
+    program = backend.program()
+    rows = program.buffer(spec.hidden_size)
+    return Recorded(program, rows, _record_head(program, spec, weights, rows))
+
+
+def _record_head(program: Program, spec: ModelSpec, weights: Weights, rows: int) -> int:
+    head = spec.head
+    out = program.buffer(spec.vocab_size if head.task == "lm" else head.outputs)
+    norm = None
+    if head.dense:
+        wide, rows = rows, program.buffer(head.dense)
+        program.linear(wide, rows, [weights.linear("head.dense")], norm=None, activation=head.activation, label="head")
+        norm = weights.norm("head.dense_norm", head.dense_norm)
+    elif projects_out(spec):
         wide, rows = rows, program.buffer(spec.embed_size)
         program.linear(wide, rows, [weights.linear("embed.project_out")], norm=None, label="head")
-    program.linear(rows, logits, [(weights.matrices[head], weights.vectors.get("head.bias"))], norm=None, label="head")
+    matrix = weights.matrices[EMBEDDING if spec.tied else HEAD]
+    program.linear(rows, out, [(matrix, weights.vectors.get("head.bias"))], norm=norm, label="head")
     if spec.logit_scale != 1.0 or spec.logit_softcap:
-        program.cap(logits, scale=spec.logit_scale, softcap=spec.logit_softcap, label="head")
-    return Recorded(program, hidden, logits)
+        program.cap(out, scale=spec.logit_scale, softcap=spec.logit_softcap, label="head")
+    return out

@@ -1,4 +1,8 @@
-"""Relative position bias of T5 (Raffel et al. 2020): scores get a learned number a head and bucket of distances."""
+"""Relative positions: which row of a table stands for a distance.
+
+T5 (Raffel et al. 2020) adds a learned number a head and bucket of distances to scores. DeBERTa (He et al. 2021) has
+vectors for distances, or for logarithmic buckets of them.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +35,22 @@ def by_distance(table: np.ndarray, bidirectional: bool, max_distance: int) -> np
     relative = np.arange(-max_distance, max_distance + 1)
     chosen = np.asarray(table, np.float32)[buckets(relative, len(table), bidirectional, max_distance)]
     return np.ascontiguousarray(chosen.T)
+
+
+def disentangled_rows(span: int, bucket_count: int, max_distance: int) -> np.ndarray:
+    """int32 [2 n + 1]: the row of DeBERTa's table of 2 * span vectors for each distance key - query from -n to n; what
+    is further away has the first or the last of them.
+
+    Row span stands for distance 0, and rows above it for keys before the query. Without buckets each distance has a row
+    for itself. Otherwise that is so up to half of the span, the others grow logarithmically up to max_distance. The
+    logarithms are taken in float32, as transformers does.
+    """
+    n = max_distance if bucket_count else span
+    before = np.arange(n, -n - 1, -1)  # how far the key is before the query
+    if bucket_count:
+        half, distance = span // 2, np.abs(before)
+        ratio = np.maximum(distance, half).astype(np.float32) / np.float32(half)
+        end = np.log(np.full(1, (max_distance - 1) / half, np.float32))
+        far = np.ceil(np.log(ratio) / end * np.float32(half - 1)).astype(np.int64) + half
+        before = np.where(distance <= half, before, np.sign(before) * far)
+    return np.clip(before + span, 0, 2 * span - 1).astype(np.int32)

@@ -51,8 +51,8 @@ def _check_embedding(spec: ModelSpec) -> None:
     if spec.sinusoids:
         width = spec.embed_size if spec.project_last and spec.embed_size else spec.hidden_size
         _require(not spec.learned_positions, "one position table, learned or fixed", "both")
-        _require(2 * len(spec.sinusoids) == width and all(map(math.isfinite, spec.sinusoids)),
-                 f"finite frequencies of positions for {width} columns", len(spec.sinusoids))
+        _require(2 * len(spec.sinusoids) == width and all(0 <= f <= 1 for f in spec.sinusoids),
+                 f"{width // 2} frequencies of positions from 0 to 1, two columns each", spec.sinusoids[:4])
         _require(rows * width <= MAX_TABLE, f"positions of {width} columns for at most {MAX_TABLE // width} tokens",
                  rows)
     _require(0 <= spec.token_types <= 1024, "0 to 1024 token types", spec.token_types)
@@ -179,8 +179,9 @@ def _check_bias(a: AttentionSpec) -> None:
         d = a.disentangled
         _require(1 <= d.span <= MAX_DISTANCE, f"a span of relative positions from 1 to {MAX_DISTANCE}", d.span)
         _require(d.buckets in (0, d.span), f"buckets of relative positions: 0 (none) or the span, {d.span}", d.buckets)
-        _require(not d.buckets or d.span // 2 < d.max_distance <= MAX_DISTANCE,
-                 f"a greatest relative distance above {d.span // 2}, at most {MAX_DISTANCE}", d.max_distance)
+        _require(not d.buckets or d.span >= 4, "4 buckets of relative positions or more", d.buckets)
+        _require(not d.buckets or d.span // 2 + 1 < d.max_distance <= MAX_DISTANCE,
+                 f"a greatest relative distance above {d.span // 2 + 1}, at most {MAX_DISTANCE}", d.max_distance)
         _require(not a.causal and a.num_heads == a.num_kv_heads, "disentangled attention to be an encoder's", "another")
         _check_norm(d.norm)
 

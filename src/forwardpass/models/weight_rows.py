@@ -22,6 +22,8 @@ MAX_PROBLEMS = 20
 """Problems that are listed in full; the rest are counted."""
 
 HEAD, EMBEDDING, RELATIVE_BIAS = "head.weight", "embed.tokens.weight", "attention.relative_bias"
+ENCODER = "encoder."
+"""What the names of an encoder-decoder's encoder begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def targets(spec: ModelSpec, prefix: str = "", embedding: bool = True) -> dict[s
         out.linear("embed.relative", (2 * relative.span, width))
         out.norm("embed.relative_norm", width, relative.norm)
     if spec.encoder:
-        out |= targets(spec.encoder, "encoder.", not spec.shared_embedding)
+        out |= targets(spec.encoder, ENCODER, not spec.shared_embedding)
     biased = {layer.attention.relative.layer for layer in spec.layers if layer.attention.relative}
     for i, layer in enumerate(spec.layers):
         if weights_of(spec, i) == i:
@@ -209,6 +211,11 @@ def _head(out: _Targets, spec: ModelSpec, width: int, narrow: int) -> None:
         out.linear("embed.project_out", (narrow, width))
     wide = head.dense or (narrow if head.task == "lm" else width)
     out.linear("head", (spec.vocab_size if head.task == "lm" else head.outputs, wide), spec.head_bias)
+
+
+def is_matrix(target: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is packed for the kernels. Others stay float32 arrays."""
+    return len(shape) == 2 and RELATIVE_BIAS not in target
 
 
 def projects_out(spec: ModelSpec) -> bool:
