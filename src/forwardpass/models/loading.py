@@ -16,14 +16,15 @@ from forwardpass.backends import native
 from forwardpass.errors import ModelFileError
 from forwardpass.models.blocks import Weights
 from forwardpass.models.registry import Checkpoint
-from forwardpass.models.weight_rows import EMBEDDING, HEAD, BoundRow
+from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, BoundRow, is_matrix
 from forwardpass.quant.formats import kernel_format
 from forwardpass.weights import packed
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".gate", ".up"))
-_KEPT = ("embed.positions.weight", "mlp.router.weight", "mlp.shared_gate.weight")
+_SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".cross.k", ".cross.v"), (".gate", ".up"))
+_KEPT = ("embed.positions.weight", "embed.types.weight", "embed.relative.weight", "mlp.router.weight",
+         "mlp.shared_gate.weight")
 ALIGNMENT = 64
 
 
@@ -39,7 +40,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Every weight in memory: matrices packed side by side at their places, vectors (norms, biases) by target."""
+    """Every weight in memory: matrices packed side by side at their places, and vectors (norms, biases, and the tables
+    of relative biases) by target."""
 
     places: list[Place]
     data: np.ndarray
@@ -78,7 +80,7 @@ def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: na
 
 def plan(checkpoint: Checkpoint, dtype: str) -> tuple[list[Place], int]:
     """A place for every matrix, in the order a forward pass reads them, and the bytes of the whole arena."""
-    formats = {one.target: _format(one, dtype) for one in checkpoint.weights if len(one.row.shape) == 2}
+    formats = {one.target: _format(one, dtype) for one in checkpoint.weights if is_matrix(one.target, one.row.shape)}
     agree(formats)
     return lay_out((one, formats[one.target]) for one in checkpoint.weights if one.target in formats)
 
@@ -94,12 +96,12 @@ def lay_out(matrices: Iterable[tuple[BoundRow, str]]) -> tuple[list[Place], int]
 
 
 def _format(one: BoundRow, dtype: str) -> str:
-    # A position table is looked up and added, never multiplied with: quantising it would save nothing. Nor would a
-    # router's few rows, whose errors choose other experts.
+    # Tables of positions and token types are looked up and added, never multiplied with: quantising them would save
+    # nothing. Nor would a router's few rows, whose errors choose other experts.
     if one.target.endswith(_KEPT) and dtype in ("int8", "int4"):
         dtype = "auto"
     # Embedding and head are felt in every token: four bits there cost a small model 4% of perplexity, eight bits none.
-    if one.target in (EMBEDDING, HEAD) and dtype == "int4":
+    if one.target.removeprefix(ENCODER) in (EMBEDDING, HEAD) and dtype == "int4":
         dtype = "int8"
     return kernel_format(one.info.type, dtype)
 
@@ -115,21 +117,24 @@ def agree(formats: dict[str, str]) -> None:
 
 
 def _vectors(checkpoint: Checkpoint, source: Source) -> dict[str, np.ndarray]:
-    """Target -> norm weights or a bias, put together where a checkpoint keeps it in parts."""
+    """Target -> norm weights, a bias or a small table, put together where a checkpoint keeps it in parts."""
     parts: dict[str, list[np.ndarray]] = {}
     for one in checkpoint.weights:
-        if len(one.row.shape) == 1:
+        if not is_matrix(one.target, one.row.shape):
             parts.setdefault(one.target, []).append(_vector(one, source))
     return {target: values[0] if len(values) == 1 else np.concatenate(values) for target, values in parts.items()}
 
 
 def _vector(one: BoundRow, source: Source) -> np.ndarray:
-    """A norm's weight or a bias as float32."""
-    values = dequantize(one.info.type, source.data(one.info.name), one.info.shape).reshape(-1)
-    values = one.row.pick(values)
-    if one.row.order is not None:
-        values = values[one.row.order]
-    values = np.ascontiguousarray(values + np.float32(one.row.add), dtype=np.float32)
+    """A norm's weight, a bias or a table of relative biases, as float32."""
+    row = one.row
+    values = dequantize(one.info.type, source.data(one.info.name), one.info.shape)
+    if row.transform == "transpose":
+        values = values.reshape(row.source_shape).T
+    values = row.pick(values.reshape(-1, *row.shape[1:]))
+    if row.order is not None:
+        values = values[row.order]
+    values = np.ascontiguousarray(values + np.float32(row.add), dtype=np.float32)
     if not np.isfinite(values).all():
         raise _not_finite(one, source)
     return values

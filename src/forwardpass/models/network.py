@@ -109,9 +109,13 @@ class Network:
         return {name: stage for name, stage in stages.items() if stage}
 
     def timings(self) -> dict[str, dict[str, float]]:
-        """Seconds by stage and operation, counted while backend.timed is True. Those of an encoder are its own."""
-        return {name: stage.program.timings() for name, stage in self._stages().items()}
+        """Seconds by stage and operation, counted while backend.timed is True. An encoder's two stages are "encode"."""
+        inner = self.encoder.timings() if self.encoder else {}
+        encode = {"encode": inner["embed"] | inner["decode"]} if inner else {}
+        return encode | {name: stage.program.timings() for name, stage in self._stages().items()}
 
     def reset_timings(self) -> None:
         for stage in self._stages().values():
             stage.program.reset_timings()
+        if self.encoder:
+            self.encoder.reset_timings()

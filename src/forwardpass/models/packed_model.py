@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from forwardpass.models import spec_json
 from forwardpass.models.fields import show
 from forwardpass.models.loading import ALIGNMENT, Arena, Place, agree, lay_out
 from forwardpass.models.spec import MAX_SIZE, ModelSpec
-from forwardpass.models.weight_rows import HEAD, BoundRow, WeightRow, targets
+from forwardpass.models.weight_rows import HEAD, BoundRow, WeightRow, is_matrix, targets
 from forwardpass.quant.formats import DTYPES
 from forwardpass.weights import packed_file
 from forwardpass.weights.packed import LAYOUT
@@ -35,16 +36,16 @@ AGAIN = "quantize the source again"
 class PackedModel:
     """What the head of a packed model says.
 
-    dtype: what it was packed as;  places: of the matrices in the arena;  vectors: target -> number of values;
-    generation: the settings of generation_config;  tokenizer: bytes of its text, 0 = none;  stored: target -> bytes of
-    that tensor in the source's own format.
+    dtype: what it was packed as;  places: of the matrices in the arena;  vectors: target -> shape of what else there
+    is;  generation: the settings of generation_config;  tokenizer: bytes of its text, 0 = none;  stored: target ->
+    bytes of that tensor in the source's own format.
     """
 
     path: Path
     dtype: str
     spec: ModelSpec
     places: tuple[Place, ...]
-    vectors: Mapping[str, int]
+    vectors: Mapping[str, tuple[int, ...]]
     generation: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
     tokenizer: int
@@ -57,7 +58,7 @@ class PackedModel:
     def tensors(self) -> list[TensorInfo]:
         """The matrices, each with its kernel layout as its type, and the vectors."""
         found = [TensorInfo(one.bound.target, one.bound.row.shape, one.format, one.nbytes) for one in self.places]
-        return found + [TensorInfo(name, (size,), "F32", 4 * size) for name, size in self.vectors.items()]
+        return found + [TensorInfo(name, shape, "F32", 4 * prod(shape)) for name, shape in self.vectors.items()]
 
     def read(self, backend: native.NativeBackend, progress: Callable[[int, int], None] | None = None) -> Arena:
         """All weights. Raises ModelFileError if a byte is not what was written."""
@@ -71,11 +72,11 @@ class PackedModel:
             if not packed_file.fill(file.fileno(), self.start, data, backend.threads, same, progress):
                 raise self._flipped()
         rest, vectors, at = self._rest(), {}, 0
-        for name, size in self.vectors.items():
-            vectors[name] = np.frombuffer(rest, "<f4", size, at).astype(np.float32)
+        for name, shape in self.vectors.items():
+            vectors[name] = np.frombuffer(rest, "<f4", prod(shape), at).astype(np.float32).reshape(shape)
             if not np.isfinite(vectors[name]).all():
                 raise damaged(self.path, f"finite numbers in {name}", "NaN or infinity", AGAIN)
-            at += 4 * size
+            at += vectors[name].nbytes
         return Arena(list(self.places), data, region, vectors)
 
     def tokenizer_text(self) -> str | None:
@@ -130,15 +131,16 @@ def open_packed(path: Path) -> PackedModel:
         raise wrong("dtype", f"one of {', '.join(DTYPES)}")
     spec = spec_json.from_json(head["spec"], f"{path}: spec")
     shapes = {name: shape for name, shape in targets(spec).items() if not (spec.tied and name == HEAD)}
-    places, arena = _places(head.get("matrices"), {n: s for n, s in shapes.items() if len(s) == 2}, head, wrong)
+    matrices = {name: shape for name, shape in shapes.items() if is_matrix(name, shape)}
+    places, arena = _places(head.get("matrices"), matrices, head, wrong)
     names = head.get("vectors")
-    wanted = {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
+    wanted = {name: shape for name, shape in shapes.items() if name not in matrices}
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(wanted):
         raise wrong("vectors", f"the {len(wanted)} that the spec asks for")
     tokenizer = head.get("tokenizer")
     if not _natural(tokenizer):
         raise wrong("tokenizer", "a number of bytes")
-    rest = 4 * sum(wanted.values()) + tokenizer
+    rest = 4 * sum(map(prod, wanted.values())) + tokenizer
     if nbytes != arena + rest:
         raise damaged(path, f"{arena + rest} bytes of data", f"{nbytes}", "copy the file again")
     digests = head.get("digests")
