@@ -39,7 +39,7 @@ class Bench:
             self.computed += work.count
 
     def step(self):
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan().work
         self.compute(plan)
         for work in plan:
             self.scheduler.done(work)

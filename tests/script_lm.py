@@ -54,7 +54,8 @@ class ScriptLM:
     step. windows: of its groups of layers, 0 = none;  regimes: what its factors follow."""
 
     def __init__(self, f, max_positions=4096, windows=(0,), regimes=None):
-        self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions)
+        self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=True)
+        self.encoder = None
         self.groups = [SimpleNamespace(window=window) for window in windows]
         self.regimes = regimes or Regimes()
         self.f, self.before = f, lambda: None
@@ -161,7 +162,7 @@ def idle(engine):
     """Nothing is left behind: all blocks are free or kept, and no request is known."""
     engine.prefixes.clear()
     assert engine.cache.free == engine.cache.size
-    assert not engine._owners and not engine.scheduler.running and not engine.scheduler.waiting
+    assert not engine._jobs and not engine.scheduler.running and not engine.scheduler.waiting
     return True
 
 

@@ -10,78 +10,137 @@ it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
-from forwardpass.contracts import Piece
+from forwardpass.contracts import CacheView, Hidden, Packed
 from forwardpass.decoding.params import SamplingParams, TokenFacts
-from forwardpass.errors import CapacityError, ForwardpassError, ParameterError
-from forwardpass.scheduler.arrays import packed_plan
+from forwardpass.errors import CapacityError, ForwardpassError, ParameterError, UnsupportedModelError
+from forwardpass.scheduler.ahead import RUN_AHEAD_S, Pace
+from forwardpass.scheduler.arrays import packed_plan, packed_texts
+from forwardpass.scheduler.job import Job
+from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts, checked
 from forwardpass.scheduler.request import NoText, Request
-from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler, Sequence, Work
+from forwardpass.scheduler.scheduler import STEP_TOKENS, Plan, Scheduler, Work
+from forwardpass.scheduler.texts import Text
 from forwardpass.scheduler.turns import Turns
 from forwardpass.stages.decode import decode
 from forwardpass.stages.embed import embed
 from forwardpass.stages.postprocess import Choice
 from forwardpass.stages.project import project
 
+__all__ = ["EncoderText", "Engine", "Step"]
+
 PROJECT_ROWS = 64
 """Rows projected at once where logits of whole texts are wanted: bounds the memory of a large vocabulary."""
 
-RUN_AHEAD_S = 0.04
-"""Greedy requests may be computed this many seconds ahead of Python: nobody notices, and its share becomes small."""
-RUN_AHEAD_STEPS = 16
+
+class Step(NamedTuple):
+    """What a step computed. rows: (new tokens, positions cached before) of each sequence;  wanted: rows that became
+    logits;  texts: the length of each that the encoder read."""
+
+    rows: list[tuple[int, int]]
+    wanted: int
+    texts: list[int]
 
 
 class Engine:
     """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: the KV cache's size, in blocks of 64
     positions of all layers. Groups of layers share its bytes, so that more texts fit where layers see only a window.
 
-    steps: how many were computed;  last: those of the newest call of step(), each as (new tokens, positions cached
-    before) of each sequence, and the number of rows that became logits.
+    encoder: what reads whole texts, the network itself or that of an encoder-decoder's sources; None = nothing does.
+    steps: how many were computed;  last: those of the newest call of step().
     """
 
     def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
         self.network = network
+        self.encoder = network.encoder if network.spec.causal else network
         self.facts = facts
         self.tokenizer = tokenizer
         self.memory, size = _memory(network, blocks)
-        self.cache = KvCache(self.memory, [group.window for group in network.groups], size, STEP_TOKENS)
+        own = len(network.groups) - (network.encoder is not None)  # the last group is that of the sources
+        self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], size, STEP_TOKENS,
+                             *self.memory[own:])
         self.prefixes = PrefixCache(self.cache)
         self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes)
         self.steps = 0
-        self.last: list[tuple[list[tuple[int, int]], int]] = []
+        self.last: list[Step] = []
         self.run_ahead_s = RUN_AHEAD_S
-        self._pace = (0, 0.0)  # (sequences, seconds) of the newest step that computed one token of each
+        self._pace = Pace()
         self._turns = Turns()
-        self._owners: dict[int, tuple[Request, int]] = {}  # id(sequence) -> request, index of the choice
-        self._leaving: deque[Request] = deque()
+        self._jobs: dict[int, Job] = {}  # id -> all that have not ended
+        self._leaving: deque[Job] = deque()
         self._closed = False
 
-    def add(self, prompt_ids: list[int], params: SamplingParams, started: float | None = None) -> Request:
-        """Queue a request. Raises CapacityError if its text can never fit into the cache."""
+    def add(self, prompt_ids: list[int], params: SamplingParams, started: float | None = None,
+            source_ids: Sequence[int] | None = None, prompt_index: int = 0) -> Request:
+        """Queue a request. Raises CapacityError if its text can never fit into the cache.
+
+        source_ids: what an encoder-decoder answers to; it is encoded once, for all answers. The prompt is then how each
+        answer begins.  prompt_index: which prompt of the caller's list it is, for the caller's own functions.
+        """
+        if not self.network.spec.causal:
+            raise UnsupportedModelError("this model only reads texts, it has no next tokens; use a model that "
+                                        "generates")
+        source = self._source(source_ids)
         longest = len(prompt_ids) + params.max_new_tokens - 1  # the last token is chosen, never computed
-        self._check_room(longest, "request", "shorten the prompt or lower max_new_tokens")
+        self._check_room(longest, "the request", "shorten the prompt or lower max_new_tokens", source)
         if params.stop and self.tokenizer is None:
             raise ParameterError("stop strings need the model's tokenizer; this model has none: use stop_token_ids")
-        choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i,
-                          text_stream=None if self.tokenizer else NoText())
+        choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i, source_ids=source_ids,
+                          prompt_index=prompt_index, text_stream=None if self.tokenizer else NoText())
                    for i in range(params.num_return_sequences)]
-        sequence = Sequence(list(prompt_ids))
-        now = perf_counter()
-        request = Request(prompt_ids, choices, [sequence], now if started is None else started)
-        request.seconds["preprocess"] = now - request.started
-        with self._turn():
-            if self._closed:
-                raise ParameterError("the model is closed; load it again to use it")
-            self._owners[id(sequence)] = request, 0
-            self.scheduler.add(sequence)
+        request = Request(prompt_ids, choices, source, started)
+        self._admit(request)
         return request
+
+    def encode(self, texts: Sequence[EncoderText], read: Read) -> list[Any]:
+        """What `read` makes of the hidden states of each text, in the order of the texts.
+
+        read: called after each step with the Hidden of those of the texts that it finished, in any order; returns one
+        result a text, which must not be a view of it. An error in it is raised here and harms nobody else.
+
+        Models that look only back compute long texts in chunks, others each text whole. What comes of a text does not
+        depend on the others. Raises ParameterError for a text without tokens or with wrong ones, ContextLengthError for
+        one that is too long.
+        """
+        given = [self._text(number, text) for number, text in enumerate(texts)]
+        if not given:
+            return []
+        reading = (WholeTexts if self.encoder else CausalTexts)(given, read)
+        self._admit(reading)
+        self.run([reading])
+        return reading.results
+
+    def forward(self, ids: list[int], consume: Callable[[int, np.ndarray], None], *, logits: bool = True,
+                source_ids: Sequence[int] | None = None) -> None:
+        """Run one text through the stages and pass its rows on: consume(first row, float32 [rows, vocab or hidden]).
+
+        source_ids: what an encoder-decoder's text belongs to.
+        """
+        def projected(first: int, values: np.ndarray) -> None:
+            count = len(values)
+            packed = Packed(np.array(ids[first : first + count], np.int32),
+                            np.arange(first, first + count, dtype=np.int32), np.array([0, count], np.int32))
+            for at in range(0, count, PROJECT_ROWS):
+                rows = np.arange(at, min(at + PROJECT_ROWS, count), dtype=np.int32)
+                consume(first + at, project(self.network, Hidden(values, packed), rows).values)
+
+        pass_on = projected if logits else consume
+        if not self.network.spec.causal:
+            self.encode([EncoderText(ids)], lambda hidden: [pass_on(0, hidden.values)])
+            return
+        source = self._source(source_ids)
+        self._check_room(len(ids), "the text", "shorten the text", source)
+        job = TextRows(ids, source, pass_on)
+        self._admit(job)
+        self.run([job])
 
     def advance(self, request: Request) -> None:
         """Run one step unless the request has something to collect already. Raises the request's error, if any."""
@@ -91,31 +150,31 @@ class Engine:
         if request.error is not None and not request.pieces:
             raise request.error
 
-    def run(self, requests: list[Request]) -> None:
+    def run(self, jobs: Sequence[Job]) -> None:
         """Until all of these are done; the first error among them is raised once the others are cancelled."""
         try:
-            waiting = list(requests)
+            waiting = list(jobs)
             while waiting:
                 with self._turn():
-                    if not any(request.done for request in waiting):
+                    if not any(job.done for job in waiting):
                         self._step()
-                for request in waiting:
-                    if request.error is not None:
-                        raise request.error
-                waiting = [request for request in waiting if not request.done]
+                for job in waiting:
+                    if job.error is not None:
+                        raise job.error
+                waiting = [job for job in waiting if not job.done]
         finally:
-            for request in requests:
-                self.cancel(request)
+            for job in jobs:
+                self.cancel(job)
 
-    def cancel(self, request: Request, wait: bool = True) -> None:
+    def cancel(self, job: Job, wait: bool = True) -> None:
         """End a request and free what it holds. Harmless for one that has ended.
 
         wait: return when that is so; otherwise whoever is inside the engine now does it on leaving, as it does for a
         call from inside a step.
         """
-        if request.done:
+        if job.done:
             return
-        self._leaving.append(request)
+        self._leaving.append(job)
         if wait and not self._turns.mine:
             with self._turn():
                 pass
@@ -127,42 +186,43 @@ class Engine:
         with self._turn():
             self._step()
 
-    def forward(self, ids: list[int], consume, *, logits: bool = True) -> None:
-        """Run one text through the stages and pass its rows on: consume(first row, float32 [rows, vocab or hidden]).
-
-        Running requests give up their blocks where there are not enough free ones, and are computed again later.
-        """
-        self._check_room(len(ids), "text", "shorten the text")
-        sequence = Sequence(list(ids))
-        with self._turn():
-            try:
-                while sequence.behind:
-                    count = min(sequence.behind, self.scheduler.step_tokens)
-                    self.scheduler.reserve(sequence, sequence.computed + count)
-                    first = sequence.computed
-                    hidden = self._hidden([Work(sequence, count, False)])
-                    if not logits:
-                        consume(first, hidden.values)
-                    else:
-                        for at in range(0, count, PROJECT_ROWS):
-                            rows = np.arange(at, min(at + PROJECT_ROWS, count), dtype=np.int32)
-                            consume(first + at, project(self.network, hidden, rows).values)
-                    sequence.computed += count
-            finally:
-                self.scheduler.finish(sequence, keep=False)
-
     def close(self) -> None:
         """Cancel all requests, whoever waits for them, and take no more."""
         with self._turn():
             self._closed = True
-            self._leaving.extend({id(r): r for r, _ in self._owners.values()}.values())
+            self._leaving.extend(self._jobs.values())
             self._end_leaving()
             self.prefixes.clear()
 
-    def _check_room(self, positions: int, what: str, advice: str) -> None:
-        if self.cache.need(positions) > self.cache.size:
-            raise CapacityError(f"the {what} needs {positions} positions of KV cache; the engine has room for "
-                                f"{self.cache.room(positions)}; {advice}")
+    def _admit(self, job: Job) -> None:
+        with self._turn():
+            if self._closed:
+                raise ParameterError("the model is closed; load it again to use it")
+            self._jobs[id(job)] = job
+            job.start(self.scheduler)
+
+    def _source(self, ids: Sequence[int] | None) -> Text | None:
+        if (ids is None) != (self.network.encoder is None):
+            raise ParameterError("this model answers to a source: give source_ids" if ids is None else
+                                 "this model has no encoder: source_ids must be None")
+        return None if ids is None else Text(self._text(0, EncoderText(ids))[0])
+
+    def _text(self, number: int, text: EncoderText) -> tuple[np.ndarray, np.ndarray | None]:
+        """A text's tokens and types, checked."""
+        ids, types = checked(number, text, self.encoder.spec if self.encoder else self.network.spec)
+        if self.cache.sources is not None and self.cache.sources.need(ids.size) > self.cache.size:
+            raise CapacityError(f"text {number} needs {ids.size} positions of KV cache for its source, which is more "
+                                "than there is; shorten the text")
+        if self.encoder is None:
+            self._check_room(ids.size, f"text {number}", "shorten the text")
+        return ids, types
+
+    def _check_room(self, positions: int, what: str, advice: str, source: Text | None = None) -> None:
+        left = self.cache.size - (self.cache.sources.need(len(source)) if source else 0)
+        if self.cache.need(positions) > left:
+            beside = f" beside its source of {len(source)} tokens" if source else ""
+            raise CapacityError(f"{what} needs {positions} positions of KV cache{beside}; the engine has room for "
+                                f"{self.cache.room(positions, left)}; {advice}")
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -187,86 +247,112 @@ class Engine:
 
     def _end_leaving(self) -> None:
         while self._leaving:
-            request = self._leaving.popleft()
-            if not request.done:
-                for choice in request.choices:
-                    choice.finish("cancelled")
-                self._end(request)
+            job = self._leaving.popleft()
+            if not job.done:
+                job.cancel()
+            self._jobs.pop(id(job), None)
 
     def _step(self) -> None:
         plan = self.scheduler.plan()
-        if not plan:
+        if not plan.work and not plan.texts:
             return
-        owners = [self._owners[id(work.sequence)][0] for work in plan]
-        requests = {id(request): request for request in owners}.values()
-        ahead = self._steps_ahead(plan)
+        jobs = {id(one): one for one in [work.sequence.owner for work in plan.work]}
+        if plan.texts:
+            jobs |= {id(text.owner): text.owner for text in plan.texts if text.owner}
+        ahead = self._pace.steps(self.scheduler, plan, self.run_ahead_s)
         try:
-            if ahead > 1:
-                tokens, seconds = self._run_ahead(plan, ahead)
-            else:
-                rows, seconds = self._compute(plan)
+            results, seconds = self._run_ahead(plan.work, ahead) if ahead > 1 else self._compute(plan)
         except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
-            for request in requests:
-                self._fail(request, error)
+            for job in jobs.values():
+                self._fail(job, error)
             return
         start = perf_counter()
-        if ahead == 1:
-            final = iter(rows)
-            results = [next(final) if work.final else None for work in plan]
-        else:
-            results = tokens.T.tolist()
-        for work, request, result in zip(plan, owners, results, strict=True):
-            if request.done:  # another of its choices failed
+        for source in plan.texts:
+            if source.owner is None:
+                self.scheduler.text_done(source)
+        results += [(job, job.step_done, ()) for job in jobs.values() if job.gathers]
+        for job, give, result in results:
+            if job.done:  # failed by another of its results
                 continue
             try:
-                if ahead > 1:
-                    self._take(work, result)
-                else:
-                    self.scheduler.done(work)
-                    if result is not None:
-                        self._choose(work.sequence, result)
+                give(*result)
             except Exception as error:
-                self._fail(request, error)
+                self._fail(job, error)
             except BaseException:
-                # Which half of a token was noted is unknown. Later ones of the plan are simply planned again.
-                self._fail(request, ForwardpassError("interrupted while the next token was chosen; send it again"))
+                # Which half of a result was noted is unknown. Later ones of the plan are simply planned again.
+                self._fail(job, ForwardpassError("interrupted while the results of a step were handed out; "
+                                                 "send it again"))
                 raise
         seconds["postprocess"] = perf_counter() - start
-        for request in requests:
+        for job in jobs.values():
             for stage, time in seconds.items():
-                request.seconds[stage] += time
+                job.seconds[stage] += time
+            if job.done:
+                self._jobs.pop(id(job), None)
 
-    def _hidden(self, plan: list[Work], seconds: dict[str, float] | None = None):
-        """Stages 2 and 3 for a plan."""
-        packed, cache = packed_plan(plan, self.network.regimes)
+    def _fail(self, job: Job, error: BaseException) -> None:
+        job.fail(error)
+        self._jobs.pop(id(job), None)
+
+    def _compute(self, plan: Plan) -> tuple[list[tuple], dict[str, float]]:
+        """One step: (job, who takes a result, result) of all that wait for one, and seconds by stage."""
+        self.steps += 1
+        self.last = [Step([(work.count, work.sequence.computed) for work in plan.work],
+                          sum(work.final for work in plan.work), [len(text) for text in plan.texts])]
+        seconds = {"embed": 0.0, "decode": 0.0, "project": 0.0}
+        results = self._read_texts(plan.texts, seconds) if plan.texts else []
+        if not plan.work:
+            return results, seconds
+        packed, cache = packed_plan(plan.work, self.network.regimes)
+        hidden = self._hidden(self.network, packed, cache, self.memory, seconds)
         start = perf_counter()
-        hidden = embed(self.network, packed)
+        starts = packed.starts.tolist()
+        wanted = [starts[i + 1] - 1 for i, work in enumerate(plan.work) if work.final]
+        logits = project(self.network, hidden, np.array(wanted, np.int32)).values
+        seconds["project"] += perf_counter() - start
+        row = 0
+        for i, work in enumerate(plan.work):
+            sequence = work.sequence
+            if work.final:
+                results.append((sequence.owner, self._give_rows, (work, logits, row, row + 1)))
+                row += 1
+            elif sequence.rows:
+                results.append((sequence.owner, self._give_rows, (work, hidden.values, starts[i], starts[i + 1])))
+            else:
+                results.append((sequence.owner, self.scheduler.done, (work,)))
+        if not plan.texts and all(work.count == 1 for work in plan.work):
+            self._pace.note(len(plan.work), sum(seconds.values()))
+        return results, seconds
+
+    def _read_texts(self, texts: list[Text], seconds: dict[str, float]) -> list[tuple]:
+        packed, cache = packed_texts(texts)
+        hidden = self._hidden(self.encoder, packed, cache, self.memory[-1:], seconds)
+        starts = packed.starts.tolist()
+        return [(text.owner, self._give_text, (text, hidden.values, starts[i], starts[i + 1]))
+                for i, text in enumerate(texts) if text.owner]
+
+    def _hidden(self, network, packed: Packed, cache: CacheView | None, memory: list, seconds: dict[str, float]):
+        """Stages 2 and 3."""
+        start = perf_counter()
+        hidden = embed(network, packed)
         middle = perf_counter()
-        hidden = decode(self.network, hidden, cache, self.memory)
-        if seconds is not None:
-            seconds["embed"], seconds["decode"] = middle - start, perf_counter() - middle
+        hidden = decode(network, hidden, cache, memory)
+        seconds["embed"] += middle - start
+        seconds["decode"] += perf_counter() - middle
         return hidden
 
-    def _steps_ahead(self, plan: list[Work]) -> int:
-        """Steps that may be computed before Python looks at their tokens: more than one only if each token is simply
-        the likeliest, nobody waits to join, and they take no longer than run_ahead_s."""
-        sequences, seconds = self._pace
-        steps = min(RUN_AHEAD_STEPS, int(self.run_ahead_s / max(seconds, 1e-6))) if sequences == len(plan) else 1
-        for work in plan:
-            if steps <= 1:
-                return 1
-            request, index = self._owners[id(work.sequence)]
-            choice = request.choices[index]
-            if not choice.likeliest or not choice.token_ids:
-                return 1
-            steps = min(steps, choice.tokens_left)
-        return self.scheduler.ahead(plan, steps) if steps > 1 else 1
+    def _give_rows(self, work: Work, values: np.ndarray, begin: int, end: int) -> None:
+        self.scheduler.done(work)
+        work.sequence.owner.take(work.sequence, values, begin, end)
 
-    def _run_ahead(self, plan: list[Work], steps: int) -> tuple[np.ndarray, dict[str, float]]:
-        """Tokens int32 [steps done, sequences], at least one step, and seconds by stage."""
+    def _give_text(self, text: Text, values: np.ndarray, begin: int, end: int) -> None:
+        self.scheduler.text_done(text)
+        text.owner.take(text, values, begin, end)
+
+    def _run_ahead(self, plan: list[Work], steps: int) -> tuple[list[tuple], dict[str, float]]:
+        """The same for several steps, at least one."""
         packed, cache = packed_plan(plan, self.network.regimes)
-        owners = [self._owners[id(work.sequence)] for work in plan]
-        ends = [np.fromiter(request.choices[i].end_ids, np.int32) for request, i in owners]
+        ends = [np.fromiter(work.sequence.owner.ends(work.sequence), np.int32) for work in plan]
         tokens, seconds = self.network.greedy_steps(packed.token_ids, packed.positions, cache, self.memory, steps,
                                                     self.facts.vocab_size, ends)
         done = len(tokens)
@@ -274,75 +360,10 @@ class Engine:
             raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for "
                                    "this dtype: try dtype='float32'.")
         self.steps += done
-        self.last = [([(1, work.sequence.computed + i) for work in plan], len(plan)) for i in range(done)]
-        self._pace = len(plan), sum(seconds.values()) / done
-        return tokens, seconds
-
-    def _take(self, work: Work, tokens: list[int]) -> None:
-        """The tokens that running ahead gave a sequence; those after its end count for nothing."""
-        request, index = self._owners[id(work.sequence)]
-        choice = request.choices[index]
-        for token in tokens:
-            self.scheduler.done(work)
-            self._note(request, index, work.sequence, choice.append(token))
-            if choice.finish_reason is not None:
-                return
-
-    def _compute(self, plan: list[Work]) -> tuple[np.ndarray, dict[str, float]]:
-        """Logits of the plan's final rows, in order, and seconds by stage."""
-        self.steps += 1
-        self.last = [([(work.count, work.sequence.computed) for work in plan], sum(work.final for work in plan))]
-        seconds: dict[str, float] = {}
-        hidden = self._hidden(plan, seconds)
-        start = perf_counter()
-        wanted = [int(hidden.packed.starts[i + 1]) - 1 for i, work in enumerate(plan) if work.final]
-        logits = project(self.network, hidden, np.array(wanted, np.int32)).values
-        seconds["project"] = perf_counter() - start
-        if all(work.count == 1 for work in plan):
-            self._pace = len(plan), sum(seconds.values())
-        return logits, seconds
-
-    def _choose(self, sequence: Sequence, row: np.ndarray) -> None:
-        """The next token of a sequence; after the prompt, the first token of every choice."""
-        request, index = self._owners[id(sequence)]
-        first = len(sequence.tokens) == len(request.prompt_ids) and index == 0
-        if first and len(request.choices) > 1 and len(request.sequences) == 1:
-            for other in range(1, len(request.choices)):
-                twin = self.scheduler.fork(sequence)
-                request.sequences.append(twin)
-                self._owners[id(twin)] = request, other
-            chosen = list(enumerate(request.sequences))
-        else:
-            chosen = [(index, sequence)]
-        for number, one in chosen:
-            if request.choices[number].finish_reason is None:
-                self._accept(request, number, one, row)
-
-    def _accept(self, request: Request, index: int, sequence: Sequence, row: np.ndarray) -> None:
-        self._note(request, index, sequence, request.choices[index].accept(row))
-
-    def _note(self, request: Request, index: int, sequence: Sequence, piece: Piece) -> None:
-        """A token was chosen: for whoever collects it, and as the next one to compute."""
-        choice = request.choices[index]
-        if request.first_token is None:
-            request.first_token = perf_counter()
-        request.pieces.append((index, piece))
-        sequence.tokens.append(piece.token_id)
-        if choice.finish_reason is not None:
-            self._owners.pop(id(sequence))
-            self.scheduler.finish(sequence, keep=True)
-            if all(other.finish_reason is not None for other in request.choices):
-                self._end(request)
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        request.error = error
-        self._end(request)
-
-    def _end(self, request: Request) -> None:
-        for sequence in request.sequences:
-            if self._owners.pop(id(sequence), None) is not None:
-                self.scheduler.finish(sequence, keep=request.error is None)
-        request.ended = perf_counter()
+        self.last = [Step([(1, work.sequence.computed + i) for work in plan], len(plan), []) for i in range(done)]
+        self._pace.note(len(plan), sum(seconds.values()) / done)
+        return [(work.sequence.owner, work.sequence.owner.take_ahead, (work, mine))
+                for work, mine in zip(plan, tokens.T.tolist(), strict=True)], seconds
 
 
 def _memory(network, blocks: int) -> tuple[list, int]:

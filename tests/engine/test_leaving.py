@@ -78,7 +78,7 @@ def test_streams_may_be_left_in_the_middle_of_a_step(leave):
     engine.network.before = drop
     engine.step()
     engine.network.before = lambda: None
-    assert len(engine._owners) == 1
+    assert len(engine._jobs) == 1
     engine.run([kept])
     assert [kept.completions()[0].token_ids] == alone([9]) and usable(engine)
 

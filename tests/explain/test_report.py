@@ -93,7 +93,7 @@ def test_chat_and_text_and_parameters(model):
     assert done.prompt_token_ids == model.chat([{"role": "user", "content": "Hi"}], max_new_tokens=3).prompt_token_ids
     with pytest.raises(ParameterError, match="tempurature"):
         model.explain("x", tempurature=1)
-    assert not model.network.backend.timed and not model.engine._owners
+    assert not model.network.backend.timed and not model.engine._jobs
 
 
 def test_an_error_of_the_request_is_raised(model):
@@ -102,7 +102,7 @@ def test_an_error_of_the_request_is_raised(model):
 
     with pytest.raises(ParameterError, match="mine"):
         model.explain("x", logits_processors=[processor])
-    assert not model.network.backend.timed and not model.engine._owners
+    assert not model.network.backend.timed and not model.engine._jobs
 
 
 def test_to_dict_is_json_and_str_is_a_table(model):

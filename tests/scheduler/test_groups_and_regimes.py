@@ -5,7 +5,6 @@ import pytest
 from forwardpass.cache.blocks import blocks_for
 from forwardpass.contracts import PAGE
 from forwardpass.models.regimes import Regime, Regimes
-from forwardpass.scheduler.scheduler import Sequence
 from scheduler_bench import Bench
 
 
@@ -112,16 +111,17 @@ def test_dynamic_factors_cut_the_work_where_they_change(prompt):
     """The prompt at once, then what is within the trained length, then row by row; also when it is computed again."""
     bench = Bench(blocks=20, regimes=Regimes(trained=100))
     one = bench.add(range(prompt))
-    grow_to(bench, one, 170)
+    grow_to(bench, one, 192)
     bench.step()
-    bench.scheduler.reserve(outside := Sequence([0] * 1280), 1280)
-    bench.scheduler.finish(outside, keep=False)
     one.tokens.append(0)
+    bench.cache.grow(other := bench.cache.empty(), 0, 17 * PAGE)
+    assert bench.step() == [] and bench.scheduler.preemptions == 1
+    bench.cache.release(other)
     counts = []
     while one.behind:
         counts += [work.count for work in bench.step()]
     base = max(prompt, 100)
-    assert counts == [base, *[1] * (171 - base)]
+    assert counts == [base, *[1] * (193 - base)]
 
 
 def test_texts_beyond_the_trained_length_are_shared_by_prompts_of_one_length():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from forwardpass.scheduler.scheduler import Sequence
 from scheduler_bench import Bench
 
 
@@ -130,14 +129,3 @@ def test_a_fork_does_not_wait_for_a_long_prompt_that_came_before_it():
     twin = bench.scheduler.fork(one)
     one.tokens.append(5), twin.tokens.append(6)
     assert {(id(w.sequence), w.count) for w in bench.step()} == {(id(one), 1), (id(twin), 1), (id(long), 98)}
-
-
-def test_reserve_takes_room_from_the_youngest():
-    bench = Bench(blocks=4)
-    old, young = bench.add([1] * 100), bench.add([2] * 100)
-    bench.step()
-    outside = Sequence([3] * 128)
-    bench.scheduler.reserve(outside, 128)
-    assert bench.scheduler.running == [old] and bench.scheduler.waiting == [young]
-    bench.scheduler.finish(outside, keep=False)
-    bench.check()

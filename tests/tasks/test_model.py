@@ -224,7 +224,7 @@ def test_wrong_parameters_name_what_they_are(tiny, given, words):
     for task in (tiny.generate, tiny.stream, lambda prompt, **params: tiny.chat(HELLO, **params)):
         with pytest.raises(ParameterError, match=words):
             task("a", **given)
-    assert not tiny.engine._owners
+    assert not tiny.engine._jobs
 
 
 @pytest.mark.parametrize("prompt", [[264], [-1], [2**63], [1, "a"], [True], [1.0], [], None, 7, b"ab", {}, [[]], [None],
@@ -232,7 +232,7 @@ def test_wrong_parameters_name_what_they_are(tiny, given, words):
 def test_wrong_prompts(tiny, prompt):
     with pytest.raises(ParameterError):
         tiny.generate(prompt, **NEW)
-    assert not tiny.engine._owners
+    assert not tiny.engine._jobs
 
 
 @pytest.mark.parametrize("call", ["logits", "hidden_states", "score"])
@@ -272,7 +272,7 @@ def test_wrong_on_overflow(tiny):
 def test_a_prompt_too_long_says_both_numbers(tiny, length, new, words):
     with pytest.raises(ContextLengthError, match=words):
         tiny.generate([1] * length, max_new_tokens=new)
-    assert issubclass(ContextLengthError, ParameterError) and not tiny.engine._owners
+    assert issubclass(ContextLengthError, ParameterError) and not tiny.engine._jobs
 
 
 def test_rows_of_a_text_too_long(tiny):
@@ -287,7 +287,7 @@ def test_one_wrong_prompt_leaves_no_request_behind(tiny):
     for wrong in ([1] * 129, [264]):
         with pytest.raises(ParameterError):
             tiny.generate([[1], [2], wrong], max_new_tokens=5)
-        assert not tiny.engine._owners and not tiny.engine.scheduler.waiting
+        assert not tiny.engine._jobs and not tiny.engine.scheduler.waiting
 
 
 def test_empty_prompt_needs_a_bos(tiny, tiny_folder):

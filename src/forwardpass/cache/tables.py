@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from forwardpass.cache.blocks import BlockPool, Budget, blocks_for
+from forwardpass.cache.sources import SourceBlocks
 from forwardpass.contracts import PAGE
 
 
@@ -46,13 +47,16 @@ class _Group:
 
 class KvCache:
     """memories: of each group, see BlockPool;  windows: of each group, positions that its layers see, 0 = all;
-    size: bytes that all groups together may use;  step_tokens: rows that a step computes at most.
+    size: bytes that all groups together may use;  step_tokens: rows that a step computes at most;
+    source_memory: of the group of cross keys and values, in a model with an encoder.
 
     A text's tables are a list, one for each group. No method leaves blocks behind that no table names.
+    sources: the blocks of encoded sources, or None; they share the bytes.
     """
 
-    def __init__(self, memories: Sequence, windows: Sequence[int], size: int, step_tokens: int):
+    def __init__(self, memories: Sequence, windows: Sequence[int], size: int, step_tokens: int, source_memory=None):
         self.budget = Budget(size)
+        self.sources = None if source_memory is None else SourceBlocks(source_memory, self.budget)
         # n positions, wherever they begin, lie in at most (n + 62) // 64 + 1 pages
         self._groups = [_Group(BlockPool(memory, self.budget), window, (window - 1 + step_tokens + 62) // PAGE + 1)
                         for memory, window in zip(memories, windows, strict=True)]
@@ -70,10 +74,11 @@ class KvCache:
         """Bytes that a text of so many positions holds at most, however it is computed."""
         return self.missing(self.empty(), 0, positions)
 
-    def room(self, positions: int) -> int:
-        """How many positions, `positions` at most, a single text has room for."""
-        pages = bisect_right(range(blocks_for(positions) + 1), self.size, key=lambda n: self.need(n * PAGE)) - 1
-        return min(positions, pages * PAGE)
+    def room(self, positions: int, size: int | None = None) -> int:
+        """How many positions, `positions` at most, a text has room for that may use `size` bytes; None = all."""
+        size = self.size if size is None else size
+        pages = bisect_right(range(blocks_for(positions) + 1), size, key=lambda n: self.need(n * PAGE)) - 1
+        return max(0, min(positions, pages * PAGE))
 
     def empty(self) -> list[Table]:
         return [Table() for _ in self._groups]

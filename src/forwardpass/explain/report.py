@@ -110,7 +110,7 @@ class _Watch:
         self.engine = engine
         self.request = stream._request
 
-    def run(self, first: bool) -> tuple[list[tuple[list[tuple[int, int]], int]], float]:
+    def run(self, first: bool) -> tuple[list, float]:
         """Until the first token, or to the end: (what Engine.last says of each step, seconds)."""
         steps, start = [], perf_counter()
         while not self.request.done and not (first and self.request.first_token is not None):
@@ -126,7 +126,7 @@ def _phase(phase: str, watch: _Watch, model) -> list[Counted]:
     if not steps:
         return []
     costs: dict[tuple[str, str], Cost] = {}
-    for sequences, wanted in steps:
+    for sequences, wanted, _ in steps:
         rows, contexts = zip(*sequences, strict=True)
         for stage, ops in stage_costs(model.spec, model.stored_bytes, rows, contexts, network.kv_dtype, wanted).items():
             for op, cost in ops.items():

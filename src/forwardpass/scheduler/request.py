@@ -1,39 +1,33 @@
-"""What the engine was asked, and what has become of it."""
+"""A prompt that is to be continued, and the answers to it."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from time import perf_counter
 
-from forwardpass.contracts import Completion
-from forwardpass.scheduler.scheduler import Sequence
+import numpy as np
+
+from forwardpass.contracts import Completion, Piece
+from forwardpass.scheduler.job import Job
+from forwardpass.scheduler.scheduler import Sequence, Work
+from forwardpass.scheduler.texts import Text
 from forwardpass.stages.postprocess import Choice
 
-STAGES = ("preprocess", "embed", "decode", "project", "postprocess")
 
+class Request(Job):
+    """One prompt with its parameters, and what has become of it. Each answer is a sequence; they fork after the prompt.
 
-@dataclass(eq=False)
-class Request:
-    """One prompt with its parameters, and what has become of it.
-
-    pieces: (choice index, Piece) not yet collected;  error: why it ended before it was done, if so;
-    seconds: by stage; "preprocess" is the time before the engine got it, the others are of the steps it took part in.
+    source: what an encoder-decoder answers to; the prompt is then how the answer begins.
+    pieces: (choice index, Piece) not yet collected.
     """
 
-    prompt_ids: list[int]
-    choices: list[Choice]
-    sequences: list[Sequence]
-    started: float
-    pieces: deque = field(default_factory=deque)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    first_token: float | None = None
-    ended: float | None = None
-    error: BaseException | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.ended is not None
+    def __init__(self, prompt_ids: list[int], choices: list[Choice], source: Text | None = None,
+                 started: float | None = None):
+        super().__init__([Sequence(list(prompt_ids), source=source)], started)
+        self.prompt_ids = prompt_ids
+        self.choices = choices
+        self.pieces: deque[tuple[int, Piece]] = deque()
+        self.first_token: float | None = None
 
     def timings(self) -> dict[str, float]:
         """Seconds: first_token and total since the request came, and the stages' shares of the steps it was in."""
@@ -43,6 +37,54 @@ class Request:
 
     def completions(self, prompt_index: int = 0) -> list[Completion]:
         return [choice.completion(prompt_index=prompt_index, timings=self.timings()) for choice in self.choices]
+
+    def take(self, sequence: Sequence, values: np.ndarray, begin: int, end: int) -> None:
+        """The next token of a sequence; after the prompt, the first token of every choice."""
+        row = values[begin]
+        if len(self.sequences) < len(self.choices):
+            for other in range(1, len(self.choices)):
+                twin = self.scheduler.fork(sequence)
+                twin.index = other
+                self.sequences.append(twin)
+            chosen = self.sequences
+        else:
+            chosen = [sequence]
+        for one in chosen:
+            if self.choices[one.index].finish_reason is None:
+                self._note(one, self.choices[one.index].accept(row))
+
+    def ahead(self, sequence: Sequence) -> int:
+        choice = self.choices[sequence.index]
+        return choice.tokens_left if choice.likeliest and choice.token_ids else 1
+
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        """The tokens that end a sequence."""
+        return self.choices[sequence.index].end_ids
+
+    def take_ahead(self, work: Work, tokens: list[int]) -> None:
+        """The tokens that running ahead gave a sequence; those after its end count for nothing."""
+        choice = self.choices[work.sequence.index]
+        for token in tokens:
+            self.scheduler.done(work)
+            self._note(work.sequence, choice.append(token))
+            if choice.finish_reason is not None:
+                return
+
+    def cancel(self) -> None:
+        for choice in self.choices:
+            choice.finish("cancelled")
+        self.end()
+
+    def _note(self, sequence: Sequence, piece: Piece) -> None:
+        """A token was chosen: for whoever collects it, and as the next one to compute."""
+        if self.first_token is None:
+            self.first_token = perf_counter()
+        self.pieces.append((sequence.index, piece))
+        sequence.tokens.append(piece.token_id)
+        if self.choices[sequence.index].finish_reason is not None:
+            self.scheduler.finish(sequence, keep=True)
+            if all(other.finish_reason is not None for other in self.choices):
+                self.end()
 
 
 class NoText:

@@ -5,15 +5,23 @@ requests in order of arrival until its token budget is spent; a long prompt is t
 with everybody's next tokens. Running out of cache blocks is handled here: kept texts are dropped first, then the
 youngest running request gives its blocks up and is computed again later, which changes nothing in its answer. A text
 whose growth changes the factors of all its rows is computed again in the same way.
+
+What an encoder reads is part of a step too, before the rows of sequences. A source is read in the step that starts the
+first sequence that attends to it, and keeps its blocks as long as any of them runs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort_left, insort_right
+from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache, Table
 from forwardpass.models.regimes import Regime, Regimes
+from forwardpass.scheduler.texts import TEXT_ROWS, Text, TextQueues
 
 STEP_TOKENS = 512
 """Rows that one step computes at most: enough to fill the matrix units, few enough to keep others' tokens coming."""
@@ -24,6 +32,10 @@ class Sequence:
     """One text being computed. tokens: prompt and answer so far;  prompt: how many of them were given;
     computed: how many are in the cache;  tables: the blocks it holds there, while it runs;
     regime: what the rows computed so far depend on;  reused: how many it found in the cache when it was last started.
+
+    owner, index: whom its rows are for, and which of their sequences it is; nobody's once it has ended.
+    source: what it attends to in an encoder-decoder.  rows: all of its rows are wanted, so none may be taken from kept
+    texts, and no token follows.  order: of arrival; those of one request share it.
     """
 
     tokens: list[int]
@@ -32,6 +44,11 @@ class Sequence:
     tables: list[Table] = field(default_factory=list)
     regime: Regime = Regime()  # noqa: RUF009  immutable
     reused: int = 0
+    owner: Any = None
+    index: int = 0
+    source: Text | None = None
+    rows: bool = False
+    order: int = 0
 
     def __post_init__(self) -> None:
         self.prompt = self.prompt or len(self.tokens)
@@ -39,6 +56,11 @@ class Sequence:
     @property
     def behind(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def reuses(self) -> bool:
+        """Whether kept texts serve it and it may be kept: what depends on a source as well is found under no tokens."""
+        return self.source is None and not self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +72,54 @@ class Work:
     final: bool
 
 
+class Plan(NamedTuple):
+    """One step. texts: what the encoder reads;  work: rows of sequences, computed after that."""
+
+    texts: list[Text]
+    work: list[Work]
+
+
+_order = attrgetter("order")
+
+
 class Scheduler:
-    """Sequences wait, run (hold blocks) and end. All methods leave the block counts right, whatever is cancelled."""
+    """Sequences wait, run (hold blocks) and end. All methods leave the block counts right, whatever is cancelled.
+
+    waiting, running: sequences in order of arrival;  texts: what an encoder reads for its own sake.
+    """
 
     def __init__(self, cache: KvCache, prefixes: PrefixCache, step_tokens: int = STEP_TOKENS,
-                 regimes: Regimes = Regimes()):  # noqa: B008  immutable
+                 regimes: Regimes = Regimes(), text_rows: int = TEXT_ROWS):  # noqa: B008  immutable
         self.cache = cache
         self.prefixes = prefixes
         self.step_tokens = step_tokens
         self.regimes = regimes
+        self.texts = TextQueues(text_rows)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._arrivals = 0
+        self._lent: list[Text] = []  # texts that got blocks for the newest step
 
     def add(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        sequence.order = self._arrivals
         self.waiting.append(sequence)
 
-    def plan(self) -> list[Work]:
-        """The next step. Empty only if nothing is waiting or running."""
+    def plan(self) -> Plan:
+        """The next step. Both parts are empty only if nothing is waiting or running."""
         for sequence in [s for s in reversed(self.running) if self._regime(s) != s.regime]:
             self._send_back(sequence)
+        texts = self._next_texts() if self.texts else []
+        plan = self._plan_rows(texts)
+        while not plan.work and not plan.texts and self.waiting and self._take_from_idle():
+            plan = self._plan_rows(texts)
+        return plan
+
+    def _plan_rows(self, texts: list[Text]) -> Plan:
         budget = self.step_tokens
         work: list[Work] = []
+        sources: list[Text] = []
         planned: set[int] = set()
         # The sequences with one token to compute first: nobody's stream waits for somebody else's prompt.
         for sequence in sorted(self.running, key=lambda s: s.behind > 1):
@@ -79,24 +127,25 @@ class Scheduler:
                 break
             if not sequence.behind or not sequence.tables:  # nothing to do; preempted for the sake of an older one
                 continue
-            if self._make_room(sequence, planned):
+            source = sequence.source
+            if self._make_room(sequence, planned) and (source is None or self._reads(source, sources)):
                 planned.add(id(sequence))
                 budget -= self._take_work(sequence, budget, work)
         while self.waiting and budget:
             sequence = self.waiting[0]
-            if not self._start(sequence):
+            if not self._start(sequence) or not (sequence.source is None or self._reads(sequence.source, sources)):
                 break
             budget -= self._take_work(sequence, budget, work)
-        return work
+        return Plan(sources + texts, work)
 
-    def ahead(self, plan: list[Work], steps: int) -> int:
+    def ahead(self, plan: Plan, steps: int) -> int:
         """How many steps, 1 to `steps`, every sequence of a plan has or gets blocks for; nobody yields any for it.
 
         More than one only if nobody waits and each sequence of the plan is one token behind. None changes its regime.
         """
-        if self.waiting or any(work.count != 1 or not work.final for work in plan):
+        if self.waiting or plan.texts or any(work.count != 1 or not work.final for work in plan.work):
             return 1
-        for work in plan:
+        for work in plan.work:
             sequence = work.sequence
             steps = self.regimes.ahead(sequence.regime, len(sequence.tokens), steps)
             self._grow(sequence, sequence.computed + steps)
@@ -107,44 +156,89 @@ class Scheduler:
         """That work has been computed."""
         work.sequence.computed += work.count
 
+    def text_done(self, text: Text) -> None:
+        """The encoder has read that text."""
+        if text.holders:
+            text.read = True
+        else:
+            self.texts.done(text)
+            self._give_back(text)
+
     def finish(self, sequence: Sequence, keep: bool) -> None:
         """A sequence has ended or was cancelled. keep: what it computed may serve later requests."""
+        sequence.owner = None
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
-        if keep and sequence.computed:
+        if keep and sequence.computed and sequence.reuses:
             self.cache.trim(sequence.tables, sequence.computed)
             self.prefixes.keep(sequence.tokens[: sequence.computed], sequence.tables, sequence.regime)
             sequence.tables = []
         else:
             self._release(sequence)
 
-    def reserve(self, sequence: Sequence, positions: int) -> None:
-        """Blocks for a sequence that is computed outside of plans, from the youngest running ones if none are free.
+    def drop_texts(self, queue: deque[Text]) -> None:
+        """Nobody wants these texts any more."""
+        self.texts.drop(queue)
+        for text in queue:
+            self._give_back(text)
 
-        The cache must be large enough for that many positions.
-        """
-        if not sequence.tables:
-            sequence.tables, sequence.regime = self.cache.empty(), self._regime(sequence)
-        while not self._grow(sequence, positions):
-            self._preempt(self.running[-1])
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Another continuation of a sequence: shares its full blocks and owns a copy of the last, if there is room for
+        one; otherwise, or if that one waits itself, it starts over and computes the same values again."""
+        twin = Sequence(list(sequence.tokens), sequence.prompt, owner=sequence.owner, source=sequence.source,
+                        rows=sequence.rows, order=sequence.order)
+        shared = self.cache.share(sequence.tables, sequence.computed) if sequence.tables else None
+        if shared is None:
+            insort_right(self.waiting, twin, key=_order)
+        else:
+            twin.computed, twin.tables, twin.regime = sequence.computed, shared, sequence.regime
+            if twin.source is not None:
+                twin.source.holders += 1
+            insort_right(self.running, twin, key=_order)
+        return twin
+
+    def branch(self, sequences: list[Sequence], parents: list[int]) -> list[Sequence]:
+        """Sequences of which the i-th continues sequences[parents[i]], all of one request. The first to continue one
+        takes it over, others are forks of it, and those that nobody continues end, which makes room for the forks."""
+        for number, sequence in enumerate(sequences):
+            if number not in parents:
+                self.finish(sequence, keep=False)
+        out: list[Sequence] = []
+        for i, parent in enumerate(parents):
+            sequence = sequences[parent]
+            out.append(sequence if parent not in parents[:i] else self.fork(sequence))
+        # In this order in every step, so that their rows lie side by side.
+        first, last = (side(self.running, out[0].order, key=_order) for side in (bisect_left, bisect_right))
+        self.running[first:last] = [sequence for sequence in out if sequence.tables]
+        return out
 
     def _start(self, sequence: Sequence) -> bool:
-        """Move a waiting sequence among the running if its whole text has room beside what is running."""
-        sequence.regime = self._regime(sequence)
-        # The last token is always computed: its hidden state is what the next one is chosen from.
-        limit = len(sequence.tokens) - 1
-        sequence.computed, sequence.tables = self.prefixes.match(sequence.tokens, limit, sequence.regime)
-        sequence.reused = sequence.computed
+        """Move a waiting sequence among the running if its whole text and its source have room beside what is running.
+        """
+        sequence.regime, source = self._regime(sequence), sequence.source
+        computed, tables = 0, None
+        if sequence.reuses:
+            # The last token is always computed: its hidden state is what the next one is chosen from.
+            limit = len(sequence.tokens) - 1
+            computed, tables = self.prefixes.match(sequence.tokens, limit, sequence.regime)
+        tables = tables or self.cache.empty()
+        missing = self.cache.missing(tables, computed, len(sequence.tokens)) - self.cache.free
+        if source is not None and not source.holders:
+            missing += self.cache.sources.need(len(source))
         # Kept texts are dropped only if that is enough.
-        missing = self.cache.missing(sequence.tables, sequence.computed, len(sequence.tokens)) - self.cache.free
         if missing > 0 and missing > self.prefixes.reclaimable():
-            self._release(sequence)
+            self.cache.release(tables)
             return False
+        sequence.tables, sequence.computed, sequence.reused = tables, computed, computed
         self._grow(sequence, len(sequence.tokens))
+        if source is not None:
+            if not source.holders:
+                source.blocks = self.cache.sources.take(len(source))
+            source.holders += 1
         self.waiting.remove(sequence)
-        self.running.append(sequence)
+        insort_right(self.running, sequence, key=_order)
         return True
 
     def _regime(self, sequence: Sequence) -> Regime:
@@ -153,8 +247,35 @@ class Scheduler:
     def _take_work(self, sequence: Sequence, budget: int, work: list[Work]) -> int:
         """Add the next `budget` rows of a sequence, or as many as a step can, to its work; how many they are."""
         count = self.regimes.alike(sequence.regime, sequence.computed, min(sequence.behind, budget))
-        work.append(Work(sequence, count, count == sequence.behind))
+        work.append(Work(sequence, count, count == sequence.behind and not sequence.rows))
         return count
+
+    def _reads(self, source: Text, sources: list[Text]) -> bool:
+        """Whether a source has been read or is among `sources`, those of this step, to which it is added if its rows
+        are not too many."""
+        if source.read or source in sources:
+            return True
+        if sources and sum(map(len, sources)) + len(source) > self.texts.rows:
+            return False
+        sources.append(source)
+        return True
+
+    def _next_texts(self) -> list[Text]:
+        """Texts that are read in the next step; in an encoder-decoder those that get blocks for it, at least one."""
+        texts = self.texts.next()
+        if self.cache.sources is None:
+            return texts
+        for text in self._lent:  # if the step they were lent for was interrupted
+            self._give_back(text)
+        self._lent = texts
+        for number, text in enumerate(texts):
+            while not text.blocks:
+                text.blocks = self.cache.sources.take(len(text)) or []
+                if not text.blocks:
+                    if number:
+                        return texts[:number]
+                    self._preempt(self.running[-1])
+        return texts
 
     def _grow(self, sequence: Sequence, positions: int) -> bool:
         while not self.cache.grow(sequence.tables, sequence.computed, positions):
@@ -174,17 +295,15 @@ class Scheduler:
                 return False
         return True
 
-    def fork(self, sequence: Sequence) -> Sequence:
-        """Another continuation of a running sequence: shares its full blocks and owns a copy of the last, if there is
-        room for one; otherwise it starts over, waiting, and computes the same values again."""
-        twin = Sequence(list(sequence.tokens), sequence.prompt)
-        shared = self.cache.share(sequence.tables, sequence.computed)
-        if shared is None:
-            self.waiting.append(twin)
-        else:
-            twin.computed, twin.tables, twin.regime = sequence.computed, shared, sequence.regime
-            self.running.append(twin)
-        return twin
+    def _take_from_idle(self) -> bool:
+        """Let the youngest running sequence yield for the oldest waiting one, if it is younger.
+
+        Needed only where all that run wait for others of their request, and these for room.
+        """
+        if not self.running or self.running[-1].order <= self.waiting[0].order:
+            return False
+        self._preempt(self.running[-1])
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._send_back(sequence)
@@ -194,9 +313,19 @@ class Scheduler:
         """Compute a running sequence from its start, as soon as there is room."""
         self.running.remove(sequence)
         self._release(sequence)
-        self.waiting.insert(0, sequence)
+        insort_left(self.waiting, sequence, key=_order)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.tables:
             self.cache.release(sequence.tables)
+            source = sequence.source
+            if source is not None:
+                source.holders -= 1
+                if not source.holders:
+                    self._give_back(source)
         sequence.tables, sequence.computed, sequence.reused = [], 0, 0
+
+    def _give_back(self, text: Text) -> None:
+        if text.blocks:
+            self.cache.sources.give_back(text.blocks)
+        text.blocks, text.read = [], False

@@ -16,7 +16,8 @@ from forwardpass.errors import ContextLengthError, ParameterError
 def embed(network, tokens: Packed | Padded) -> Hidden:
     """Packed or Padded tokens -> Hidden, one row for each real token; padding gets none.
 
-    Raises ParameterError for an id outside the vocabulary or an unknown token type, ContextLengthError for a position beyond the model's.
+    Raises ParameterError for an id outside the vocabulary or an unknown token type, ContextLengthError for a position
+    beyond the model's.
     """
     packed = packed_of(tokens)
     spec = network.spec

@@ -32,7 +32,7 @@ class Choice:
     """The state of one answer.
 
     prompt_ids:  token ids of the prompt; of an encoder-decoder, those that the answer begins with
-    source_ids:  token ids that the encoder read; None = the model has none
+    source_ids:  token ids that the encoder read, for the caller the prompt; None = the model has none
     prompt_index: which prompt of its list this is an answer to
     tokenizer:   decode(list of ids) -> str
     index:       which of the prompt's answers this is
@@ -57,6 +57,7 @@ class Choice:
         self.params = params
         self.index = index
         self.prompt_ids = [int(i) for i in prompt_ids]
+        self.source_ids = None if source_ids is None else [int(i) for i in source_ids]
         self.token_ids: list[int] = []
         self.logprobs: list[float] | None = None if params.logprobs is None else []
         self.top_logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
@@ -134,7 +135,7 @@ class Choice:
         return Completion(
             text=self.text,
             token_ids=list(self.token_ids),
-            prompt_token_ids=list(self.prompt_ids),
+            prompt_token_ids=list(self.prompt_ids if self.source_ids is None else self.source_ids),
             finish_reason=self.finish_reason or "cancelled",
             logprobs=None if self.logprobs is None else list(self.logprobs),
             timings=timings,

@@ -323,4 +323,5 @@ class Model:
 
 def _kv_blocks(network) -> int:
     """Blocks of all layers that fit into half of the memory that is free now. Only those in use take memory."""
-    return max(1, int(config.available_memory() * KV_SHARE) // sum(network.block_bytes()))
+    each = sum(network.block_bytes())
+    return max(1, int(config.available_memory() * KV_SHARE) // each) if each else 0  # an encoder caches nothing

@@ -1,0 +1,71 @@
+"""What all that is asked of the engine has in common: sequences that are computed, and somebody who waits."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from forwardpass.scheduler.scheduler import Scheduler, Sequence
+
+STAGES = ("preprocess", "embed", "decode", "project", "postprocess")
+
+
+class Job:
+    """error: why it ended before it was done, if so;  sequences: what it computes;
+    seconds: by stage; "preprocess" is the time before the engine got it, the others are of the steps it took part in.
+
+    started: when whoever asks began with it; None = now.
+    gathers: step_done is to be called.
+    """
+
+    gathers = False
+
+    def __init__(self, sequences: list[Sequence], started: float | None = None):
+        now = perf_counter()
+        self.started = now if started is None else started
+        self.ended: float | None = None
+        self.error: BaseException | None = None
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.seconds["preprocess"] = now - self.started
+        self.sequences = sequences
+        for sequence in sequences:
+            sequence.owner = self
+
+    @property
+    def done(self) -> bool:
+        return self.ended is not None
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Queue what there is to compute."""
+        self.scheduler = scheduler
+        for sequence in self.sequences:
+            scheduler.add(sequence)
+
+    def take(self, item: Any, values: np.ndarray, begin: int, end: int) -> None:
+        """Rows begin to end of `values` are what a step computed of one of its sequences or texts: hidden states, or
+        where the next token is to be chosen the logits that follow the last one."""
+        raise NotImplementedError
+
+    def step_done(self) -> None:
+        """All that a step computed of it has been taken."""
+
+    def ahead(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence may be chosen, each the likeliest, before they are looked at; 1 = none."""
+        return 1
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.end()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.end()
+
+    def end(self) -> None:
+        """Free what it holds. What was computed may serve others, unless there was an error."""
+        for sequence in self.sequences:
+            if sequence.owner is not None:
+                self.scheduler.finish(sequence, keep=self.error is None)
+        self.ended = perf_counter()
