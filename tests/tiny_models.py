@@ -145,13 +145,14 @@ CASES = {  # name: (model_type, changes)
 }
 
 
-def make(family: str, **changes):
-    """A transformers model with weights, biases and norms large enough to matter."""
+def make(family: str, kind: str = "", **changes):
+    """A transformers model with weights, biases and norms large enough to matter. kind: its class, where it is not the
+    family's usual one."""
     import torch
     import transformers
 
     torch.set_num_threads(1)  # with products this small, threads would wait for one another
-    torch.manual_seed(len(family) + sum(map(ord, "".join(changes))))
+    torch.manual_seed(len(family) + sum(map(ord, kind + "".join(changes))))
     theta = changes.pop("rope_theta", None)
     if theta:
         changes["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
@@ -160,7 +161,7 @@ def make(family: str, **changes):
     if isinstance(settings.get("rope_parameters"), dict):  # transformers writes its defaults into what it is given
         settings["rope_parameters"] = {name: dict(value) if isinstance(value, dict) else value
                                        for name, value in settings["rope_parameters"].items()}
-    made = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    made = getattr(transformers, kind or model)(getattr(transformers, config)(**settings))
     with torch.no_grad():  # biases start at zero and norms at one, which would hide them
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -169,7 +170,8 @@ def make(family: str, **changes):
 
 def save(model, directory: Path, **options) -> Path:
     """save_pretrained without an end token in generation_config, so that answers run their full length."""
-    model.generation_config.eos_token_id = None
+    if getattr(model, "generation_config", None):
+        model.generation_config.eos_token_id = None
     model.config.eos_token_id = None
     model.save_pretrained(directory, **options)
     return directory

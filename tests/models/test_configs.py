@@ -81,7 +81,7 @@ def test_settings_without_effect(name, changes):
     ("llama", {"num_local_experts": 8}, "mixture of experts"), ("llama", {"logits_scaling": 2.0}, "scaled logits"),
     ("llama", {"use_qk_norm": True}, "normalised queries"), ("llama", {"attention_multiplier": 0.5}, "attention scale"),
     ("llama", {"sliding_window": 32}, "sliding"),
-    ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ("llama", {"architectures": ["LlamaForQuestionAnswering"]}, "LlamaForQuestionAnswering"),
     ("llama", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "Python code"),
     ("llama", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
     ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),

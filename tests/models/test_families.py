@@ -102,7 +102,6 @@ def test_a_config_that_contradicts_the_tensors(family, changes, said, tmp_path):
     ("gemma3_text", {"layer_types": ["sliding_attention"]}, ModelFileError, "a list of 2 layer types"),
     ("gemma3_text", {"layer_types": ["sliding_attention", "chunked_attention"]}, UnsupportedModelError, "chunked"),
     ("gemma3_text", {"sliding_window": None}, ModelFileError, "sliding_window"),
-    ("gemma3_text", {"use_bidirectional_attention": True}, UnsupportedModelError, "looks ahead"),
     ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "spiral"}}}, UnsupportedModelError, "llama3"),
     ("gemma2", {"attn_logit_softcapping": -1.0}, ModelFileError, "attn_logit_softcapping"),
     ("gemma2", {"query_pre_attn_scalar": 0}, ModelFileError, "query_pre_attn_scalar"),
@@ -222,7 +221,7 @@ def test_unknown_family_lists_the_known(given, nearest):
         with pytest.raises(UnsupportedModelError, match=r"gpt2, .*llama, .*qwen2") as error:
             call()
         assert (f"nearest: {nearest}" in str(error.value)) == bool(nearest)
-        assert len(str(error.value)) < 500
+        assert len(str(error.value)) < 900
 
 
 def test_config_directory(tiny):

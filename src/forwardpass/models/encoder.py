@@ -83,5 +83,5 @@ def rows(spec: ModelSpec, kind: str, names: Mapping[str, tuple[str, str]],
 def _spellings(sources: Iterable[str]) -> list[str]:
     """Each name, and where it is that of a norm's weight or bias also as gamma or beta."""
     sources = list(sources)
-    old = [re.sub(r"\.weight$", ".gamma", re.sub(r"\.bias$", ".beta", name)) for name in sources if "LayerNorm." in name]
-    return sources + old
+    norms = [name for name in sources if re.search(r"LayerNorm\.(weight|bias)$", name)]
+    return sources + [name.replace(".weight", ".gamma").replace(".bias", ".beta") for name in norms]

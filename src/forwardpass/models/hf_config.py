@@ -25,7 +25,7 @@ MAX_JSON_BYTES = 8 << 20
 DTYPES = ("float32", "float16", "bfloat16")
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "quick_gelu": "quick_gelu",
-    "gelu": "gelu_erf", "gelu_python": "gelu_erf",
+    "tanh": "tanh", "gelu": "gelu_erf", "gelu_python": "gelu_erf",
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }
@@ -222,8 +222,9 @@ def decoder(fields: HfFields, *, positions: int = 2048, eps: tuple[str, float] =
     """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
 
     The arguments are what absent settings mean, `eps` and `act` with the name of theirs. slides: which layers have the
-    window, where layer_types does not say; None: the family has none. window: see `windows`. switch: use_sliding_window, None: the family has
-    no such switch. rotates: which layers, by number and type, have positions at all; rope: see hf_rope.ropes.
+    window, where layer_types does not say; None: the family has none. window: its size, where that is not what
+    sliding_window says. switch: use_sliding_window, None: the family has no such switch. rotates: which layers, by
+    number and type, have positions at all; rope: see hf_rope.ropes.
     """
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     width = fields.integer("head_dim", default=head_dim)

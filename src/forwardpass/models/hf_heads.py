@@ -22,6 +22,8 @@ TASKS = {  # end of a class name: task of its head (the first that fits counts)
 }
 PROBLEMS = {"regression": "regression", "single_label_classification": "single", "multi_label_classification": "multi"}
 """problem_type of a config -> how scores of labels are meant."""
+PREFIX = re.compile(r"^(model|transformer|gpt_neox)\.")
+"""What models with a head put before the names of a decoder's layers."""
 UNUSED = r"lm_head\..+"
 """A decoder's usual head, in a file whose class does without it (for IGNORED)."""
 
@@ -115,15 +117,15 @@ def of_decoder(f, spec: ModelSpec) -> ModelSpec:
 
 
 def decoder_rows(spec: ModelSpec, rows: Iterable[WeightRow]) -> tuple[WeightRow, ...]:
-    """Rows of a decoder's checkpoint: also without the prefix that only models with a head put before the names of
-    their layers ("model.", "transformer."), and with the names of a head of labels."""
+    """Rows of a decoder's checkpoint: also without the prefix of models with a head, and with the names that a head of
+    labels has."""
     found = []
     for row in rows:
         if row.target.startswith("head.") and spec.head.task in ("labels", "tags"):
             suffix = row.target.rpartition(".")[2]
             names = (f"score.{suffix}", f"classifier.{suffix}")
         else:
-            short = [name.partition(".")[2] for name in row.sources if re.match(r"(model|transformer|gpt_neox)\.", name)]
+            short = [PREFIX.sub("", name) for name in row.sources]
             names = tuple(dict.fromkeys((*row.sources, *short)))
         found.append(replace(row, sources=names))
     return tuple(found)

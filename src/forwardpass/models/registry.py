@@ -5,6 +5,8 @@ Adding a family: a file in families/ and its name here. A family file has
 - ARCHITECTURES: HF model_type -> the class names it computes. A file may serve several types.
 - GGUF: GGUF architecture -> the model_type it stands for.
 - IGNORED: kind of checkpoint ("safetensors", "gguf") -> regular expressions of stored names that carry no weights.
+- HEADS: of an encoder, task -> the names of its head's weights; a file without it is a decoder's, whose heads are
+  those of hf_heads.py.
 - from_config(fields: HfFields) and from_gguf(fields: GgufFields): the ModelSpec; `fields.family` is the model_type.
 - weight_rows(spec, kind): where the weights are.
 """
@@ -20,11 +22,16 @@ from types import ModuleType
 import numpy as np
 
 from forwardpass.errors import ModelFileError, UnsupportedModelError
-from forwardpass.models import gguf_config, hf_config
+from forwardpass.models import gguf_config, hf_config, hf_heads
 from forwardpass.models.families import (
+    albert,
     bart,
+    bert,
     bloom,
     cohere,
+    deberta,
+    distilbert,
+    electra,
     falcon,
     gemma,
     gemma3,
@@ -37,13 +44,17 @@ from forwardpass.models.families import (
     llama,
     m2m_100,
     marian,
+    modernbert,
+    mpnet,
     mpt,
+    nomic_bert,
     olmo2,
     opt,
     pegasus,
     phi,
     phi3,
     qwen,
+    roberta,
     smollm3,
     stablelm,
     starcoder2,
@@ -55,8 +66,9 @@ from forwardpass.models.weight_rows import BoundRow, match, resolve_head
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_MODULES = (bart, bloom, cohere, falcon, gemma, gemma3, gpt2, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, llama,
-            m2m_100, marian, mpt, olmo2, opt, pegasus, phi, phi3, qwen, smollm3, stablelm, starcoder2, t5)
+_MODULES = (albert, bart, bert, bloom, cohere, deberta, distilbert, electra, falcon, gemma, gemma3, gpt2, gpt_bigcode,
+            gpt_neo, gpt_neox, gptj, granite, llama, m2m_100, marian, modernbert, mpnet, mpt, nomic_bert, olmo2, opt,
+            pegasus, phi, phi3, qwen, roberta, smollm3, stablelm, starcoder2, t5)
 FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """HF model_type -> its family file; a ModelSpec's `family` is such a name."""
 GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}
@@ -88,10 +100,17 @@ def known(name: str, names: Mapping[str, object], what: str) -> str:
 def spec_from_config(values: Mapping) -> ModelSpec:
     """The spec that an HF config.json (any transformers 4 or 5 spelling) describes."""
     name = known(Fields(values, "config.json").text("model_type"), FAMILIES, "config.json: model_type")
-    fields = hf_config.HfFields(values, name, FAMILIES[name].ARCHITECTURES[name])
-    spec = FAMILIES[name].from_config(fields)
+    module = FAMILIES[name]
+    classes = module.ARCHITECTURES[name]
+    fields = hf_config.HfFields(values, name, classes if is_encoder(name) else hf_heads.with_heads(classes))
+    spec = module.from_config(fields)
     fields.refuse_unread(hf_config.REFUSED)
-    return spec
+    return spec if is_encoder(name) else hf_heads.of_decoder(fields, spec)
+
+
+def is_encoder(family: str) -> bool:
+    """Whether a family's file is that of an encoder, by its model_type."""
+    return hasattr(FAMILIES[family], "HEADS")
 
 
 def spec_from_gguf(metadata: Mapping, tensors: Mapping, vector: Callable[[str], np.ndarray] | None = None) -> ModelSpec:
@@ -117,8 +136,14 @@ def read(source: Source, config: Mapping | None = None) -> Checkpoint:
     else:
         spec = spec_from_config(config)
     module = FAMILIES[spec.family]
-    ignored = (*module.IGNORED[source.kind], *map(re.escape, source.idle))
-    bound = match(module.weight_rows(spec, source.kind), source, ignored)
+    ignored = [*module.IGNORED[source.kind], *map(re.escape, source.idle)]
+    rows = module.weight_rows(spec, source.kind)
+    if source.kind == "safetensors":
+        if not is_encoder(spec.family):
+            rows = hf_heads.decoder_rows(spec, rows)
+            ignored += [hf_heads.UNUSED] * (spec.head.task != "lm")
+        hf_heads.check_labels(spec, rows, source.tensors, config)
+    bound = match(rows, source, ignored)
     spec, bound, warnings = resolve_head(spec, bound, source)
     return Checkpoint(spec, tuple(bound), (*source.warnings, *warnings))
 

@@ -269,11 +269,13 @@ def match(rows: Iterable[WeightRow], source: Source, ignored: Iterable[str] = ()
     bound: list[BoundRow] = []
     used: set[str] = set()
     problems: list[str] = []
+    starts = {name.partition(".")[0] for name in tensors}
     for row in rows:
         name = next((name for name in row.sources if name in tensors), None)
         if name is None:
             if not row.optional:
-                problems.append(f"missing: expected {' or '.join(row.sources)} {list(row.source_shape)}")
+                likely = [name for name in row.sources if name.partition(".")[0] in starts] or row.sources
+                problems.append(f"missing: expected {' or '.join(likely)} {list(row.source_shape)}")
             continue
         used.add(name)
         info = tensors[name]

@@ -28,7 +28,7 @@ NAMES = bert.NAMES | {
 }
 HEADS = {
     "lm": {"head.dense": ("predictions.dense", ""), "head.dense_norm": ("predictions.LayerNorm", ""),
-           "head": ("predictions|predictions.decoder", "")},
+           "head": ("predictions.decoder|predictions", "")},
     "labels": {"head.dense": ("albert.pooler|pooler", ""), "head": ("classifier", "")},
     "tags": {"head": ("classifier", "")},
 }

@@ -28,7 +28,7 @@ HEADS = {
     "lm": {
         "head.dense": ("cls.predictions.transform.dense", ""),
         "head.dense_norm": ("cls.predictions.transform.LayerNorm", ""),
-        "head": ("cls.predictions|cls.predictions.decoder", ""),
+        "head": ("cls.predictions.decoder|cls.predictions", ""),
     },
     "labels": {"head.dense": ("bert.pooler.dense|pooler.dense", "cls"), "head": ("classifier", "cls.output")},
     "tags": {"head": ("classifier", "")},

@@ -36,7 +36,7 @@ HEADS = {
     "lm": {
         "head.dense": ("cls.predictions.transform.dense|lm_predictions.lm_head.dense", ""),
         "head.dense_norm": ("cls.predictions.transform.LayerNorm|lm_predictions.lm_head.LayerNorm", ""),
-        "head": ("cls.predictions|cls.predictions.decoder|lm_predictions.lm_head", ""),
+        "head": ("cls.predictions.decoder|cls.predictions|lm_predictions.lm_head", ""),
     },
     "labels": {"head.dense": ("pooler.dense", ""), "head": ("classifier", "")},
     "tags": {"head": ("classifier", "")},

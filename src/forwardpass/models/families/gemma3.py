@@ -1,6 +1,6 @@
 """Gemma 3: Gemma 2's norms, with norms of queries and keys instead of soft caps; windows in five of six layers, which
-have a rotary base of their own. Of models with an image encoder, the language model alone. EmbeddingGemma sees its whole
-text."""
+have a rotary base of their own. Of models with an image encoder, the language model alone. EmbeddingGemma's layers look
+ahead as far as they look back."""
 
 from __future__ import annotations
 

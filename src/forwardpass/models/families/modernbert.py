@@ -1,5 +1,5 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, layers that alternate between a window and the whole text, each kind
-with a rotary base of its own, norms before, a gated MLP, no biases."""
+"""ModernBERT (Warner et al. 2024): rotary positions, layers that see a window or the whole text and have a rotary base
+of their own for either, norms before, a gated MLP, no biases."""
 
 from __future__ import annotations
 

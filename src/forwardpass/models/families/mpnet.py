@@ -1,5 +1,5 @@
-"""MPNet (Song et al. 2020): BERT's layers with a relative bias that all of them share, and RoBERTa's positions and heads.
-It has no token types."""
+"""MPNet (Song et al. 2020): BERT's layers with a relative bias that all of them share, RoBERTa's positions and heads,
+and no token types."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ NAMES = bert.NAMES | {
     "attention.relative_bias": ("encoder.relative_attention_bias", ""),
     "attention_norm": ("encoder.layer.{i}.attention.LayerNorm", ""),
 }
+HEADS = roberta.HEADS
 PADDING = 1  # it is not asked for: the family's vocabularies have it there
-MAX_DISTANCE = 128
+BUCKETS, MAX_DISTANCE = 32, 128
 
 
 def from_config(f: HfFields) -> ModelSpec:
     n = encoder.read(f, offset=PADDING + 1, types=None)
-    buckets = f.integer("relative_attention_num_buckets", default=32, low=4, high=4096)
-    n["attention"]["relative"] = RelativeBiasSpec(buckets, MAX_DISTANCE, bidirectional=True)
+    if f.integer("relative_attention_num_buckets", default=BUCKETS) != BUCKETS:
+        f.unsupported("relative_attention_num_buckets", f"another number of buckets than {BUCKETS}")
+    n["attention"]["relative"] = RelativeBiasSpec(BUCKETS, MAX_DISTANCE, bidirectional=True)
     lm = encoder.transform(n, "gelu_erf")
     return decoder.build(**n | hf_heads.head(f, lm=lm, labels={"dense": n["hidden"]}))
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
-    return encoder.rows(spec, kind, NAMES, roberta.HEADS, ("mpnet.",))
+    return encoder.rows(spec, kind, NAMES, HEADS, ("mpnet.",))

@@ -5,7 +5,7 @@ Its published files came with Python code of their own and GPT-2's names of sett
 
 from __future__ import annotations
 
-from forwardpass.models import decoder, encoder, hf_config, hf_heads, hf_rope
+from forwardpass.models import decoder, encoder, hf_heads, hf_rope
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.hf_rope import FULL
 from forwardpass.models.spec import ModelSpec
@@ -32,8 +32,9 @@ NAMES = {  # target: (safetensors, gguf)
 HEADS = {
     "lm": {"head.dense": ("cls.predictions.transform.dense", ""),
            "head.dense_norm": ("cls.predictions.transform.layer_norm", ""),
-           "head": ("cls.predictions|cls.predictions.decoder", "")},
-    "labels": {"head.dense": ("bert.pooler.dense|nomic_bert.pooler.dense|pooler.dense", ""), "head": ("classifier", "")},
+           "head": ("cls.predictions.decoder|cls.predictions", "")},
+    "labels": {"head.dense": ("bert.pooler.dense|nomic_bert.pooler.dense|pooler.dense", ""),
+               "head": ("classifier", "")},
     "tags": {"head": ("classifier", "")},
 }
 _OFF = (False, 0, "")
@@ -57,7 +58,7 @@ def from_config(f: HfFields) -> ModelSpec:
     own = f.has("activation_function")  # the names of the published files
     eps = "layer_norm_epsilon" if f.has("layer_norm_epsilon") else "layer_norm_eps"
     n = encoder.read(f, learned=False, eps=(eps, 1e-12), hidden="n_embd", heads="n_head", layers="n_layer",
-                     inner="n_inner", positions=("n_positions", 2048),
+                     inner="n_inner" if f.has("n_inner") else "intermediate_size", positions=("n_positions", 2048),
                      act=("hidden_act", "silu"))
     if own:
         name = f.text("activation_function")

@@ -15,7 +15,7 @@ GGUF: dict[str, str] = {}
 IGNORED = {"safetensors": (*encoder.BUFFERS, r"(roberta\.)?pooler\..+", r"lm_head\..+"), "gguf": ()}
 HEADS = {  # also MPNet's
     "lm": {"head.dense": ("lm_head.dense", ""), "head.dense_norm": ("lm_head.layer_norm", ""),
-           "head": ("lm_head|lm_head.decoder", "")},
+           "head": ("lm_head.decoder|lm_head", "")},
     "labels": {"head.dense": ("classifier.dense", "cls"), "head": ("classifier.out_proj", "cls.output")},
     "tags": {"head": ("classifier", "")},
 }
