@@ -122,7 +122,7 @@ NOMIC = {"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "n_emb
 
 
 def test_nomic_configs_as_published(saved, tools):
-    arrays, values, known = saved("nomic_bert", "none")
+    arrays, _, known = saved("nomic_bert", "none")
     assert any(name.startswith("encoder.layers.0.attn.Wqkv") for name in arrays)
     check_same(read(tools, arrays, NOMIC | {"pad_vocab_size_multiple": 32}), known)
     assert registry.spec_from_config(NOMIC | {"vocab_size": 65}).vocab_size == 128
