@@ -139,7 +139,7 @@ def read(source: Source, config: Mapping | None = None) -> Checkpoint:
     ignored = [*module.IGNORED[source.kind], *map(re.escape, source.idle)]
     rows = module.weight_rows(spec, source.kind)
     if source.kind == "safetensors":
-        if not is_encoder(spec.family):
+        if not is_encoder(spec.family) and not spec.encoder:
             rows = hf_heads.decoder_rows(spec, rows)
             ignored += [hf_heads.UNUSED] * (spec.head.task != "lm")
         hf_heads.check_labels(spec, rows, source.tensors, config)
