@@ -22,16 +22,18 @@ from forwardpass.errors import (
 )
 
 if TYPE_CHECKING:
-    from forwardpass.contracts import Completion, Piece, Score
+    from forwardpass.contracts import Candidate, Completion, Entity, Piece, Score
     from forwardpass.tasks.model import Model, load
 
 __version__ = "0.1.0"
 
 _LAZY = {"load": "forwardpass.tasks.model", "Model": "forwardpass.tasks.model", "Completion": "forwardpass.contracts",
-         "Piece": "forwardpass.contracts", "Score": "forwardpass.contracts"}
+         "Piece": "forwardpass.contracts", "Score": "forwardpass.contracts", "Entity": "forwardpass.contracts",
+         "Candidate": "forwardpass.contracts"}
 
-__all__ = ["CapacityError", "Completion", "ContextLengthError", "FetchError", "ForwardpassError", "Model",
-           "ModelFileError", "ParameterError", "Piece", "Score", "TemplateError", "UnsupportedModelError", "load"]
+__all__ = ["Candidate", "CapacityError", "Completion", "ContextLengthError", "Entity", "FetchError",
+           "ForwardpassError", "Model", "ModelFileError", "ParameterError", "Piece", "Score", "TemplateError",
+           "UnsupportedModelError", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -198,3 +198,31 @@ class Score:
     log_likelihood: float
     perplexity: float
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A part of a text with a label.
+
+    score: its probability, the mean where it is made of several tokens;  start, end: characters of the original text,
+    text[start:end] is `text`
+    """
+
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may stand in a masked place.
+
+    token: the token as text;  score: its probability;  token_id: its number;  text: the whole text with it in place
+    """
+
+    token: str
+    score: float
+    token_id: int
+    text: str

@@ -23,10 +23,19 @@ def read_object(path: Path) -> dict:
     """The object in a JSON file; {} when there is no such file."""
     if not path.is_file():
         return {}
+    return _read(path, dict, "object")
+
+
+def read_list(path: Path) -> list:
+    """The list in a JSON file. Raises ModelFileError, also where there is no file."""
+    return _read(path, list, "list")
+
+
+def _read(path: Path, kind: type, called: str):
     try:
         value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: expected a JSON object, found {type(value).__name__}.")
+    if not isinstance(value, kind):
+        raise ModelFileError(f"{path}: expected a JSON {called}, found {type(value).__name__}.")
     return value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from ..errors import ModelFileError, ParameterError
@@ -21,6 +21,7 @@ class VocabularyFacts:
     eos_token_ids: every token that the tokenizer's own files call an end of text or of a turn
     variables:     strings a chat template may use (bos_token, eos_token, ...)
     middle_ids:    tokens for filling in a middle, by role (prefix, suffix, middle, pad, repo, file)
+    truncation_side: where a text that is too long is cut unless the caller says otherwise, "right" or "left"
     vocab_size:    rows of the vocabulary, holes included
     """
 
@@ -33,6 +34,7 @@ class VocabularyFacts:
     model_max_length: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     middle_ids: Mapping[str, int] = field(default_factory=dict)
+    truncation_side: str = "right"
 
 
 class Tokenizer:
@@ -57,6 +59,7 @@ class Tokenizer:
         self.pad_token_id = facts.pad_token_id
         self.chat_template = facts.chat_template
         self.model_max_length = facts.model_max_length
+        self.truncation_side = facts.truncation_side
         self.template_variables = dict(facts.variables)
         self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
@@ -77,6 +80,38 @@ class Tokenizer:
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id and self.add_bos:
             del ids[0]
         return ids
+
+    def encode_batch(self, texts: Sequence[str | tuple[str, str]], *, offsets: bool = False) -> list[Encoding]:
+        """Texts or pairs of texts as the model reads them whole, with special tokens around them and in them.
+
+        An Encoding has ids, type_ids and sequence_ids (which of the two texts a token is of; None: of neither), and if
+        `offsets` also offsets (characters of its text) and word_ids. Threads share a long list. Raises ParameterError
+        for what is not text.
+        """
+        if len(texts) == 1:  # waking up threads takes longer than a short text
+            return [_encode(self.backend, texts[0], True)]
+        encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
+        try:
+            return encode(list(texts), add_special_tokens=True)
+        except BaseException as error:
+            if not isinstance(error, Exception) and not _panic(error):
+                raise
+            for number, text in enumerate(texts):
+                try:
+                    _encode(self.backend, text, True)
+                except ParameterError as problem:
+                    raise ParameterError(f"text {number}: {problem}") from None
+            raise
+
+    @cached_property
+    def mask_token_id(self) -> int | None:
+        """The token that stands for one to be guessed: what the files call so, else the usual names of one."""
+        named = self.template_variables.get("mask_token")
+        for text in (named, "[MASK]", "<mask>"):
+            found = None if text is None else self.token_to_id(text)
+            if found is not None and (text == named or found in self.special_ids):
+                return found
+        return None
 
     def special_spans(self, text: str) -> list[tuple[int, int, int]]:
         """(start, end, id) of every special token written out in `text`, in order; counted in characters."""
@@ -236,12 +271,14 @@ def _panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _encode(backend: Backend, text: str, add_special_tokens: bool):
+def _encode(backend: Backend, text: str | tuple[str, str], add_special_tokens: bool) -> Encoding:
+    first, second = text if isinstance(text, tuple) else (text, None)
     try:
-        return backend.encode(text, add_special_tokens=add_special_tokens)
+        return backend.encode(first, second, add_special_tokens=add_special_tokens)
     except (TypeError, UnicodeEncodeError) as error:
-        if not isinstance(text, str):
-            raise ParameterError(f"expected text (str), found {type(text).__name__}.") from error
+        if not isinstance(first, str) or not isinstance(second, str | None):
+            wrong = second if isinstance(first, str) else first
+            raise ParameterError(f"expected text (str), found {type(wrong).__name__}.") from error
         raise ParameterError(f"the text is not valid Unicode (it holds a lone surrogate): {error}") from error
     except BaseException as error:  # no unknown token, or a compiled table of characters that leads out of itself
         if isinstance(error, Exception) or _panic(error):

@@ -90,6 +90,7 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
         # transformers writes 1e30 for "no limit"
         model_max_length=int(longest) if isinstance(longest, (int, float)) and 0 < longest < 1e9 else None,
         variables=variables,
+        truncation_side="left" if config.get("truncation_side") == "left" else "right",
     )
     return Tokenizer(backend, facts)
 

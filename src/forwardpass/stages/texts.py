@@ -1,0 +1,168 @@
+"""Stage 1 for texts that are read and not continued: ids, token types and offsets of texts and pairs, within a limit.
+
+What is too long is cut or split, never silently: each EncodedText says how many tokens were left out. Only content is
+cut; special tokens stay where they are, and ids, types and offsets are cut together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+from ..errors import ContextLengthError, ParameterError
+from ..weights.tokenizer import Tokenizer
+from .template import filled_ids
+
+TRUNCATIONS = ("right", "left", "error")
+PAIR_TRUNCATIONS = ("longest_first", "only_first", "only_second")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """tokens: of a text at most, special ones included;  truncation: the end at which longer ones are cut, or "error";
+    pairs: what is cut of a pair, "longest_first" (as much as brings both texts to the same length, then both),
+    "only_first" or "only_second"."""
+
+    tokens: int
+    truncation: str = "right"
+    pairs: str = "longest_first"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("truncation", self.truncation, TRUNCATIONS),
+                                   ("pair_truncation", self.pairs, PAIR_TRUNCATIONS)):
+            if value not in known:
+                raise ParameterError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """One text or pair as the model reads it.
+
+    ids, types: token ids and token types, one each (types None: the model has none);  cut: content tokens left out;
+    encoding: the whole text's, None = it was made in pieces;  kept: which of its tokens are in ids, None = all.
+    """
+
+    ids: list[int]
+    types: list[int] | None
+    cut: int
+    encoding: Encoding | None
+    kept: list[int] | None = None
+
+    def pick(self, name: str) -> list:
+        """A list of the encoding (offsets, word_ids, sequence_ids), for the tokens in ids."""
+        values = getattr(self.encoding, name)
+        return values if self.kept is None else [values[i] for i in self.kept]
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], limit: Limit, *, types: bool,
+                 offsets: bool = False, keep: int = 0) -> list[EncodedText]:
+    """Every text within the limit, in order. types: the model tells token types apart;  keep: leading tokens of each
+    text (a prompt's) that are never cut.
+
+    Raises ContextLengthError for one that is longer where the limit's truncation is "error" or cutting does not help,
+    ParameterError for one without a single token.
+    """
+    found = []
+    for number, encoding in enumerate(tokenizer.encode_batch(texts, offsets=offsets)):
+        ids = encoding.ids
+        if 0 < len(ids) <= limit.tokens:
+            found.append(EncodedText(ids, encoding.type_ids if types else None, 0, encoding))
+        else:
+            kept = _kept(encoding, limit, number, keep)
+            found.append(_part(encoding, kept, types, len(ids) - len(kept)))
+    return found
+
+
+def split_texts(tokenizer: Tokenizer, texts: Sequence[str], limit: Limit, overlap: int, *, types: bool,
+                offsets: bool = False, keep: int = 0) -> tuple[list[EncodedText], list[int]]:
+    """(parts, the number of the text that each is of). A text longer than the limit becomes parts that each fill it and
+    have `overlap` content tokens in common with the next; each has the special tokens and the `keep` leading ones.
+
+    Example: limit 6 with [CLS] and [SEP], so 4 content tokens; overlap 1: w1..w9 gives w1..w4, w4..w7, w7..w9.
+    """
+    parts, owners = [], []
+    for number, encoding in enumerate(tokenizer.encode_batch(texts, offsets=offsets)):
+        (content, _), fixed = _content(encoding, number, keep)
+        room = limit.tokens - fixed
+        if not 0 <= overlap < room:
+            raise ParameterError(f"overlap must be from 0 to {max(room - 1, 0)}, fewer than the {max(room, 0)} tokens "
+                                 f"of text that a part has room for, not {overlap}")
+        for at in range(0, max(len(content) - overlap, 1), room - overlap):
+            gone = {*content[:at], *content[at + room :]}
+            parts.append(_part(encoding, [i for i in range(len(encoding)) if i not in gone], types, 0))
+            owners.append(number)
+    return parts, owners
+
+
+def fill_template(tokenizer: Tokenizer, template: str, values: Mapping[str, str], cut: str, limit: Limit
+                  ) -> EncodedText:
+    """A text with {name} places, filled (see template.filled_ids). Of what is too long the value `cut` loses tokens, at
+    the end that the limit says."""
+    ids = filled_ids(tokenizer, template, values)
+    whole = left = tokenizer.plain_backend.encode(values[cut], add_special_tokens=False)
+    text, gone = values[cut], 0
+    while len(ids) > limit.tokens:
+        if limit.truncation == "error" or not len(left):
+            raise ContextLengthError(f"a text has {len(ids)} tokens, the limit is {limit.tokens}; shorten it"
+                                     + (", or let it be cut with truncation='right'" if len(left) else ""))
+        gone += min(len(ids) - limit.tokens, len(left))
+        stay = len(whole) - gone
+        if limit.truncation == "right":
+            text = values[cut][: whole.offsets[stay][0]]
+        else:
+            text = values[cut][whole.offsets[gone - 1][1] :]
+        left = whole.ids[:stay]
+        ids = filled_ids(tokenizer, template, {**values, cut: text})
+    return EncodedText(ids, None, gone, None)
+
+
+def _content(encoding: Encoding, number: int, keep: int) -> tuple[tuple[list[int], list[int]], int]:
+    """(which tokens may be left out, of both texts, and how many may not)."""
+    sequence = encoding.sequence_ids
+    if not sequence:
+        raise ParameterError(f"text {number} has no tokens, and the model's tokenizer adds none; expected at least one "
+                             "token")
+    first = [i for i, one in enumerate(sequence) if one == 0 and i >= keep]
+    second = [i for i, one in enumerate(sequence) if one == 1]
+    return (first, second), len(sequence) - len(first) - len(second)
+
+
+def _part(encoding: Encoding, kept: list[int], types: bool, cut: int) -> EncodedText:
+    ids, kinds = encoding.ids, encoding.type_ids
+    return EncodedText([ids[i] for i in kept], [kinds[i] for i in kept] if types else None, cut, encoding, kept)
+
+
+def _kept(encoding: Encoding, limit: Limit, number: int, keep: int) -> list[int]:
+    """Which tokens of an encoding stay."""
+    (first, second), fixed = _content(encoding, number, keep)
+    if limit.truncation == "error":
+        raise ContextLengthError(f"text {number} has {len(encoding)} tokens, the limit is {limit.tokens}; shorten it, "
+                                 "or let it be cut with truncation='right'")
+    rooms = _rooms(len(first), len(second), limit.tokens - fixed, limit.pairs if second else "only_first")
+    if min(rooms) < 0:
+        whole = {"only_first": second, "only_second": first}.get(limit.pairs, [])
+        besides = f", and pair_truncation={limit.pairs!r} leaves another {len(whole)} alone" if whole else ""
+        raise ContextLengthError(f"text {number} has {fixed} tokens that cannot be left out{besides}; the limit is "
+                                 f"{limit.tokens}: raise max_length or shorten the text")
+    gone: set[int] = set()
+    for places, room in zip((first, second), rooms, strict=True):
+        gone.update(places[room:] if limit.truncation == "right" else places[: len(places) - room])
+    return [i for i in range(len(encoding)) if i not in gone]
+
+
+def _rooms(first: int, second: int, room: int, pairs: str) -> tuple[int, int]:
+    """Tokens of both texts that stay, negative where that can't be.
+
+    longest_first: the shorter text stays whole if it fits into half of the room, else each gets half, an odd token
+    going to the longer one. Examples with room 7: (3, 20) -> (3, 4); (10, 20) -> (3, 4); (20, 10) -> (4, 3).
+    """
+    if pairs == "only_first":
+        return min(first, room - second), second
+    if pairs == "only_second":
+        return first, min(second, room - first)
+    if room < 0:
+        return room, room
+    short = min(first, second, room // 2)
+    return (short, min(second, room - short)) if first <= second else (min(first, room - short), short)

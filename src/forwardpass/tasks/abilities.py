@@ -1,0 +1,69 @@
+"""Which tasks a model can do: what its network, its head, its tokenizer and its labels are enough for."""
+
+from __future__ import annotations
+
+from forwardpass.errors import UnsupportedModelError
+from forwardpass.models.spec import ModelSpec
+from forwardpass.models.task_settings import TaskSettings
+
+NEEDS = {
+    "generate": "a causal language model",
+    "stream": "a causal language model",
+    "chat": "a causal language model with a chat template",
+    "complete": "a causal language model with a tokenizer",
+    "score": "a causal language model",
+    "explain": "a causal language model",
+    "logits": "a head, of any kind",
+    "embed": "a tokenizer",
+    "classify": "a head that labels texts",
+    "rerank": "a head with one score for a pair of texts",
+    "zero_shot": "a head that labels pairs of texts as entailment and contradiction",
+    "token_classify": "a head that labels tokens",
+    "fill_mask": "a masked language model with a mask token",
+    "hidden_states": "any model",
+}
+"""Task, a method of Model -> what a model must be or have for it. Errors quote it."""
+
+
+def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer) -> tuple[str, ...]:
+    """The names of the Model methods that this model can do, in the order of NEEDS. tokenizer: or None."""
+    can = {"hidden_states"}
+    head = spec.head.task
+    if head != "none":
+        can.add("logits")
+    if spec.causal and head == "lm":
+        can |= {"generate", "stream", "score", "explain"}
+        if tokenizer is not None and not spec.encoder:
+            can |= {"complete", "chat"} if tokenizer.chat_template else {"complete"}
+    if tokenizer is not None:
+        if not settings.obstacle:
+            can.add("embed")
+        if head == "lm" and not spec.causal and tokenizer.mask_token_id is not None:
+            can.add("fill_mask")
+        if head == "tags":
+            can.add("token_classify")
+        if head == "labels":
+            can.add("classify")
+            if spec.head.outputs == 1:
+                can.add("rerank")
+            if inference_labels(settings.labels) is not None:
+                can.add("zero_shot")
+    return tuple(task for task in NEEDS if task in can)
+
+
+def require(model, task: str) -> None:
+    """Raises UnsupportedModelError, which says what the task needs and what the model can do."""
+    if task not in model.tasks:
+        obstacle = model.settings.obstacle if task == "embed" else ""
+        raise UnsupportedModelError(f"{model.path} cannot {task}, which needs {NEEDS[task]}"
+                                    + (f" ({obstacle})" if obstacle else "")
+                                    + f"; this model can {', '.join(model.tasks)}")
+
+
+def inference_labels(labels: tuple[str, ...]) -> tuple[int, int] | None:
+    """(entailment, its opposite) among the labels of a model of natural-language inference, by their names; None if it
+    is none. The opposite is contradiction, or with two labels the other one."""
+    lower = [label.lower().replace("-", "_") for label in labels]
+    yes = [i for i, label in enumerate(lower) if label.startswith("entail")]
+    no = [i for i, label in enumerate(lower) if label.startswith(("contra", "not_entail"))]
+    return (yes[0], no[0]) if len(yes) == len(no) == 1 else None

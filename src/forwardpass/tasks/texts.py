@@ -1,0 +1,124 @@
+"""What all tasks that read texts have in common: arguments checked, texts within a limit, one call of the engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from forwardpass.contracts import Hidden
+from forwardpass.errors import ForwardpassError, ParameterError, UnsupportedModelError
+from forwardpass.models.spec import ModelSpec
+from forwardpass.stages.pooling import pool
+from forwardpass.stages.texts import EncodedText, Limit, encode_texts
+
+Pair = tuple[str, str]
+_POOLED = {"each": None, "first": "cls", "last": "last", "mean": "mean"}
+
+
+def checked_texts(texts: Any, name: str = "texts") -> list[str]:
+    """A list of texts; a single one is a list of one. ParameterError for anything else and for an empty list."""
+    if isinstance(texts, str):
+        return [texts]
+    for number, one in enumerate(_listed(texts, name)):
+        if not isinstance(one, str):
+            raise ParameterError(f"{name}: expected texts, found {type(one).__name__} at {number}")
+    return list(texts)
+
+
+def checked_pairs(texts: Any) -> list[str | Pair]:
+    """The same where each may be two texts, a tuple or list of them."""
+    if isinstance(texts, str):
+        return [texts]
+    found: list[str | Pair] = []
+    for number, one in enumerate(_listed(texts, "texts")):
+        if isinstance(one, (tuple, list)) and len(one) == 2 and all(isinstance(part, str) for part in one):
+            found.append((one[0], one[1]))
+        elif isinstance(one, str):
+            found.append(one)
+        else:
+            what = f"{len(one)} things" if isinstance(one, (tuple, list)) else type(one).__name__
+            raise ParameterError(f"texts: expected texts or pairs of texts, found {what} at {number}")
+    return found
+
+
+def _listed(texts: Any, name: str) -> Sequence[Any]:
+    if isinstance(texts, (bytes, dict, set)) or not hasattr(texts, "__len__") or not hasattr(texts, "__iter__"):
+        raise ParameterError(f"{name} must be a text or a list of texts, not {type(texts).__name__}")
+    if len(texts) == 0:
+        raise ParameterError(f"{name}: expected at least one text, found an empty list")
+    return texts
+
+
+def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """`value` if it is a whole number of at least `low` and, if there is one, at most `high`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low \
+            or (high is not None and value > high):
+        interval = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise ParameterError(f"{name} must be a whole number {interval}, not {value!r}")
+    return int(value)
+
+
+def reader(spec: ModelSpec) -> ModelSpec:
+    """The part that reads texts: a pair's encoder, else the model itself."""
+    return spec.encoder or spec
+
+
+def limit_for(model, max_length: int | None, truncation: str | None, pairs: str = "longest_first") -> Limit:
+    """The caller's limit, or that of the model's files: max_seq_length of a sentence-transformers directory, else the
+    tokenizer's, and never more than there are positions."""
+    positions = reader(model.spec).max_position_embeddings
+    if max_length is not None:
+        tokens = whole_number("max_length", max_length, 1, positions)
+    else:
+        tokens = min(positions, model.settings.max_length or model.tokenizer.model_max_length or positions)
+    return Limit(tokens, model.tokenizer.truncation_side if truncation is None else truncation, pairs)
+
+
+def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool = False, keep: int = 0
+            ) -> list[EncodedText]:
+    """Texts as the model reads them. Warns where some were cut. keep: leading tokens that never are."""
+    found = encode_texts(model.tokenizer, texts, limit, types=has_types(model.spec), offsets=offsets, keep=keep)
+    paired = any(isinstance(text, tuple) for text in texts)
+    report_cut(found, limit, {"only_first": " of the first text", "only_second": " of the second text"}.get(
+        limit.pairs, "") if paired else "")
+    return found
+
+
+def report_cut(texts: Sequence[EncodedText], limit: Limit, part: str = "") -> None:
+    """Warn where texts were cut. part: what of them."""
+    cut = [one.cut for one in texts if one.cut]
+    if cut:
+        whole = "the text is" if len(texts) == 1 else f"{len(cut)} of {len(texts)} texts are"
+        warnings.warn(f"{whole} longer than {limit.tokens} tokens: cut on the {limit.truncation}{part}, {sum(cut)} "
+                      "tokens left out; max_length and truncation say what is done", stacklevel=5)
+
+
+def has_types(spec: ModelSpec) -> bool:
+    """A table of one token type means the same for all: then the tokenizer's types don't matter."""
+    return reader(spec).token_types > 1
+
+
+def read(model, texts: Sequence[EncodedText], each: Callable[[Hidden], Sequence[Any]]) -> list[Any]:
+    """Run the texts; each(hidden states of some of them) gives one result a text. Results are in their order."""
+    types = reader(model.spec).token_types
+    for number, text in enumerate(texts):
+        if text.types is not None and max(text.types, default=0) >= types:
+            raise UnsupportedModelError(f"the tokenizer gives text {number} token type {max(text.types)}, the model "
+                                        f"has the types 0 to {types - 1}; its tokenizer belongs to another model")
+    return model.engine.encode(texts, each)
+
+
+def label_scores(model, hidden: Hidden) -> np.ndarray:
+    """float32 [texts, labels] of a head that labels texts, or [tokens, labels] of one that labels tokens."""
+    how = _POOLED[model.spec.head.pool]
+    return finite(model.network.head(hidden.values if how is None else pool(hidden, (how,))))
+
+
+def finite(scores: np.ndarray) -> np.ndarray:
+    if not np.isfinite(scores).all():
+        raise ForwardpassError("the model's scores must be finite numbers; its weights are damaged, or too large for "
+                               "this dtype: try dtype='float32'")
+    return scores
