@@ -17,7 +17,7 @@ namespace {
 
 const fp::Kernels& fp::avx2_kernels() {
   static const Kernels table{"avx2", matmul, prepare_row, norm_row, lookup_row, add_row,
-                             attention, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
+                             attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of};
   return table;
 }

@@ -21,7 +21,7 @@ constexpr bool kFetchesAhead = false;
 
 const fp::Kernels& fp::avx512_kernels() {
   static const Kernels table{"avx512", matmul, prepare_row, norm_row, lookup_row, add_row,
-                             attention, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
+                             attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of};
   return table;
 }

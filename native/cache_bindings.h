@@ -1,6 +1,7 @@
 // The KV cache as Python holds it, and the check of everything that leads into its memory.
 #pragma once
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "arrays.h"
@@ -29,12 +30,15 @@ struct PyKvMemory {
 };
 
 // What the layers of one group that a program records ask of its memory. window: the positions that they see, 0 = all.
+// source: they are another text's keys and values, which the program only reads.
 struct CacheUse {
   fp::KvLayout layout;
   int64_t layers, window;
+  bool source;
 
   void join(const fp::Attention& a) {
     require(same_layout(a.layout), "the layers of a group have one layout");
+    require(source == (a.keys == fp::Keys::Source), "a group is the sequence's own or its source's, not both");
     layers = std::max(layers, a.layer + 1);
     window = window && a.window ? std::max(window, a.window) : 0;
   }
@@ -50,10 +54,10 @@ struct CacheUse {
 };
 
 // Gives a step its memories and block tables, [groups][sequences][pages]. Pages that no row sees any more may be -1;
-// all others must be there, up to the last of rows_of(s) new rows.
+// all others must be there, up to the last of rows_of(s) new rows or of the source.
 template <class RowsOf>
 void set_cache(fp::Step& step, const std::vector<CacheUse>& uses, const Ints3& tables,
-               const std::vector<PyKvMemory*>& memories, RowsOf rows_of) {
+               const std::vector<PyKvMemory*>& memories, const std::optional<Ints>& sources, RowsOf rows_of) {
   require(memories.size() == uses.size() && tables.shape(0) == uses.size(),
           "there must be one memory and one block table for each group of layers");
   require(int64_t(tables.shape(1)) == step.sequences, "cache arguments disagree on the number of sequences");
@@ -64,17 +68,23 @@ void set_cache(fp::Step& step, const std::vector<CacheUse>& uses, const Ints3& t
     step.groups.push_back({memories[g]->region.data(), memories[g]->block_bytes,
                            tables.data() + int64_t(g) * step.sequences * step.table_stride});
   }
+  const bool crosses = std::any_of(uses.begin(), uses.end(), [](const CacheUse& use) { return use.source; });
+  require(!crosses || (sources && int64_t(sources->size()) == step.sequences), "the length of each source is missing");
+  if (crosses) step.sources = sources->data();
   for (int64_t s = 0; s < step.sequences; ++s) {
-    const int64_t past = step.past[s], rows = rows_of(s), pages = (past + rows + fp::kPage - 1) / fp::kPage;
+    const int64_t past = step.past[s], rows = rows_of(s), source = crosses ? step.sources[s] : 0;
     require(past >= 0 && rows > 0, "an empty sequence");
-    require(pages <= step.table_stride, "a block table is too short");
+    require(source >= 0, "a source has less than no tokens");
     for (size_t g = 0; g < uses.size(); ++g) {
       const int32_t* table = step.groups[g].tables + s * step.table_stride;
-      const int64_t first = uses[g].first_page(past);
+      const int64_t pages = ((uses[g].source ? source : past + rows) + fp::kPage - 1) / fp::kPage;
+      const int64_t first = uses[g].source ? 0 : uses[g].first_page(past);
+      require(pages <= step.table_stride, "a block table is too short");
       for (int64_t page = 0; page < pages; ++page)
         require(memories[g]->has(table[page]) || (page < first && table[page] == -1), "no such KV block");
     }
     step.longest_context = std::max(step.longest_context, past + rows);
+    step.longest_source = std::max(step.longest_source, source);
   }
 }
 

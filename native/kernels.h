@@ -8,6 +8,7 @@
 //  - every multiply-add that may be fused is an explicit fma; files are compiled with -ffp-contract=off;
 //  - subnormals are flushed while a program runs (DenormalGuard), as the AMX unit does.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -215,9 +216,16 @@ struct ScoreChanges {
   bool any() const { return softcap > 0 || slopes || bias; }
 };
 
-// One layer's attention over a packed batch. Rows of sequence s: [starts[s], starts[s+1]); row i of it takes cache
-// slot past[s] + i and sees the slots before it and itself (the last `window` of them if window > 0).
+// Whose keys and values the rows of a sequence see.
+//   Cached  those of its own rows, which take the cache's slots past[s] + i: a row sees the slots before it and itself
+//           (the last `window` of them if window > 0)
+//   Own     those of its own rows, which nobody keeps: all of them (those less than `window` away on either side)
+//   Source  those of another text, in the cache's first sources[s] slots: all of them
+enum class Keys : int { Cached = 0, Own = 1, Source = 2 };
+
+// One layer's attention over a packed batch. Rows of sequence s: [starts[s], starts[s+1]).
 struct Attention {
+  Keys keys;
   KvLayout layout;
   int64_t heads;              // query heads; heads % kv_heads == 0; head h reads kv head h / (heads / kv_heads)
   int64_t layer;
@@ -231,13 +239,15 @@ struct Attention {
   int64_t block_bytes;
   int64_t sequences;
   const int32_t* starts;
-  const int32_t* past;
-  const int32_t* tables;      // [sequences][table_stride]
+  const int32_t* past;        // Cached
+  const int32_t* sources;     // Source
+  const int32_t* tables;      // [sequences][table_stride]; not of Own
   int64_t table_stride;
   const int32_t* positions;   // [rows], for rotary
-  const float* qkv;           // [rows][ld]: q heads, then k heads, then v heads
+  const float* qkv;           // [rows][ld]: q heads, then (not of Source) k heads, then v heads
   int64_t ld;
   float* out;                 // [rows][heads * head_dim]
+  std::atomic<int64_t>* taken;  // zero before the first thread begins: items of work that threads took
 };
 
 // A thread's view of the team that runs a program: its number, a barrier, and scratch memory of its own.
@@ -267,7 +277,10 @@ struct Kernels {
   void (*add)(float* out, const float* x, float scale, int64_t k);
   // One layer's attention, run by every thread of the team together (it calls team.barrier()).
   void (*attention)(const Attention& a, const Team& team);
-  // Bytes of team.scratch and team.common that attention needs for a batch whose longest context is `context`.
+  // Keys and values of all rows into the cache's slots past[s] + i: of an Attention that has no query heads.
+  void (*store)(const Attention& a, const Team& team);
+  // Bytes of team.scratch and team.common that attention needs for a batch whose longest context (the keys of a
+  // sequence) is `context`.
   int64_t (*attention_scratch)(const Attention& a, int64_t rows, int64_t context);
   int64_t (*attention_common)(const Attention& a, int64_t rows, int64_t context);
   // out[i] = e^(in[i] - shift): softmax without its division.

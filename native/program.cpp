@@ -40,7 +40,7 @@ void Program::prepare_memory(const Step& step) {
       (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, bytes);
       scratch = std::max(scratch, matmul_scratch(w.k) + round_up(w.k, kBlockK) * 4);
     }
-    if (op.kind == OpKind::Positions || op.kind == OpKind::AddNormed)
+    if (op.kind == OpKind::Positions || op.kind == OpKind::Types || op.kind == OpKind::AddNormed)
       scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
     if (op.kind == OpKind::Experts) {
       mixture = std::max(mixture, Mixture(*op.experts, step.rows, nullptr).bytes);
@@ -48,8 +48,9 @@ void Program::prepare_memory(const Step& step) {
         for (int64_t k : {mlp.gate.w.k, mlp.down.w.k}) scratch = std::max(scratch, matmul_scratch(k));
     }
     if (op.kind == OpKind::Attention) {
-      scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, step.longest_context));
-      common = std::max(common, kernels_.attention_common(op.attention, step.rows, step.longest_context));
+      const int64_t context = op.attention.keys == Keys::Source ? step.longest_source : step.longest_context;
+      scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, context));
+      common = std::max(common, kernels_.attention_common(op.attention, step.rows, context));
     }
   }
   shared_activations_.reserve(shared);
@@ -150,6 +151,10 @@ void Program::run_rows(const Op& op, const Step& step, const Team& team) {
         kernels_.lookup(op.parts[0].w, step.positions[r] + op.offset, spare);
         kernels_.add(row, spare, 1.0f, width);
         break;
+      case OpKind::Types:
+        kernels_.lookup(op.parts[0].w, step.types ? step.types[r] : 0, spare);
+        kernels_.add(row, spare, 1.0f, width);
+        break;
       case OpKind::Norm:
         if (op.norm.kind == NormKind::None) std::memcpy(row, in, size_t(width) * 4);
         else kernels_.norm(op.norm, in, row, width);
@@ -178,22 +183,27 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
     case OpKind::Linear:
     case OpKind::Gated: linear(op, index, step, team); return;
     case OpKind::Experts: experts(op, index, step, team); return;
-    case OpKind::Attention: {
+    case OpKind::Attention:
+    case OpKind::Store: {
       Attention a = op.attention;
       if (op.rotary) a.turns = op.rotary->turns();
-      const CacheGroup& group = step.groups[size_t(op.group)];
-      a.pool = group.pool;
-      a.block_bytes = group.block_bytes;
+      if (a.keys != Keys::Own) {
+        const CacheGroup& group = step.groups[size_t(op.group)];
+        a.pool = group.pool;
+        a.block_bytes = group.block_bytes;
+        a.tables = group.tables;
+        a.table_stride = step.table_stride;
+      }
       a.sequences = step.sequences;
       a.starts = step.starts;
       a.past = step.past;
-      a.tables = group.tables;
-      a.table_stride = step.table_stride;
+      a.sources = step.sources;
       a.positions = step.positions;
       a.qkv = buffer(op.in);
       a.ld = widths_[size_t(op.in)];
-      a.out = buffer(op.out);
-      kernels_.attention(a, team);
+      a.out = op.kind == OpKind::Store ? nullptr : buffer(op.out);
+      a.taken = &counters_[size_t(index)];
+      (op.kind == OpKind::Store ? kernels_.store : kernels_.attention)(a, team);
       break;
     }
     case OpKind::Cap: {  // all columns of all rows are alike, and one row may be a whole vocabulary

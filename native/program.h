@@ -18,7 +18,7 @@
 namespace fp {
 
 enum class OpKind : int {
-  Embed, Positions, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Experts, Attention
+  Embed, Positions, Types, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Experts, Attention, Store
 };
 
 // A thread computes its own rows of these and reads nothing else that they write.
@@ -48,7 +48,7 @@ struct Op {
   Mode mode = Mode::Store;
   Act act = Act::None;
   Attention attention{};
-  int group = 0;  // whose memory the attention's layer lies in
+  int group = 0;  // whose memory the attention's layer lies in; not of Keys::Own
   RotaryTable* rotary = nullptr;
   double seconds = 0;
 };
@@ -66,14 +66,17 @@ struct Step {
   const int32_t* ids = nullptr;        // [rows], for Embed
   const int32_t* positions = nullptr;  // [rows], for Positions and Attention
   const int32_t* wanted = nullptr;     // [rows], for Gather: rows of the input
+  const int32_t* types = nullptr;      // [rows], for Types; null = all 0
   int64_t sequences = 0;
   const int32_t* starts = nullptr;
-  const int32_t* past = nullptr;
+  const int32_t* past = nullptr;     // [sequences]; null without groups
+  const int32_t* sources = nullptr;  // [sequences]: keys of each sequence's source, for Keys::Source
   std::vector<CacheGroup> groups;
   int64_t table_stride = 0;
   const int32_t* regime = nullptr;   // [sequences], 0 or 1: which of two lists of rotary frequencies; null = all 0
   const int32_t* lengths = nullptr;  // [sequences]: the length that dynamic frequencies follow, 0 = plain; null = all 0
-  int64_t longest_context = 0;
+  int64_t longest_context = 0;  // of its own tokens, past ones included
+  int64_t longest_source = 0;
   int64_t last_position = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,32 @@ fp::Op make_op(fp::OpKind kind, const std::string& label, int in, int out) {
   op.label = label;
   op.in = in;
   op.out = out;
+  return op;
+}
+
+fp::Act act_of(int number) {
+  require(number >= 0 && number < fp::kActs, "an activation's number");
+  return fp::Act(number);
+}
+
+fp::KvLayout kv_layout(int type, int64_t kv_heads, int64_t head_dim) {
+  require(type >= 0 && type <= 2, "a type of keys and values");
+  require(kv_heads > 0 && kv_heads <= (int64_t(1) << 24) && head_dim > 0 && head_dim <= 1024, "attention heads");
+  return {fp::KvType(type), kv_heads, head_dim};
+}
+
+fp::Op make_attention(PyProgram& self, fp::Keys keys, int in, int out, int type, int64_t heads, int64_t kv_heads,
+                      int64_t head_dim, float scale, const std::string& label) {
+  fp::Op op = make_op(fp::OpKind::Attention, label, in, out);
+  fp::Attention& a = op.attention;
+  a.keys = keys;
+  a.layout = kv_layout(type, kv_heads, head_dim);
+  a.heads = heads;
+  a.scale = scale;
+  require(heads > 0 && heads <= (int64_t(1) << 24) && heads % kv_heads == 0, "attention heads");
+  require(self.program.width(in) == (heads + (keys == fp::Keys::Source ? 0 : 2 * kv_heads)) * head_dim, "qkv width");
+  require(in != out && self.program.width(out) == heads * head_dim, "attention output width");
+  self.needs_starts = true;
   return op;
 }
 
@@ -57,6 +84,13 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
         require(offset >= 0 && offset < op.parts[0].w.n, "position offset");
         self.position_rows = op.parts[0].w.n - offset;
         self.needs_positions = true;
+        self.program.add(std::move(op));
+      })
+      .def("types", [](PyProgram& self, int out, nb::object table, const std::string& label) {
+        fp::Op op = make_op(fp::OpKind::Types, label, -1, out);
+        op.parts.push_back({self.hold(table), nullptr, 0});
+        require(op.parts[0].w.k == self.program.width(out), "token type table width");
+        self.type_rows = self.type_rows ? std::min(self.type_rows, op.parts[0].w.n) : op.parts[0].w.n;
         self.program.add(std::move(op));
       })
       .def("norm", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
@@ -115,7 +149,7 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
                         const std::string& label) {
         fp::Op op = make_op(gated ? fp::OpKind::Gated : fp::OpKind::Linear, label, in, out);
         op.mode = fp::Mode(mode);
-        op.act = fp::Act(act);
+        op.act = act_of(act);
         require(nb::len(parts) > 0 && (!gated || nb::len(parts) == 2), "parts of a linear op");
         const int64_t in_width = self.program.width(in), out_width = self.program.width(out);
         op.norm = self.norm(norm_kind, eps, weight, bias, in_width);
@@ -139,7 +173,7 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
                          bool normalise, int act, int mode, float scale, const std::string& label) {
         fp::Op op = make_op(fp::OpKind::Experts, label, in, out);
         op.mode = fp::Mode(mode);
-        op.act = fp::Act(act);
+        op.act = act_of(act);
         op.scale = scale;
         const int64_t width = self.program.width(in);
         require(width == self.program.width(out), "experts answer in the width of their input");
@@ -168,21 +202,16 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
       .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,
                            int64_t head_dim, float scale, int64_t window, int kv_type,
                            std::shared_ptr<fp::RotaryTable> rotary, std::optional<ConstFloats> slopes, float softcap,
-                           std::optional<ConstFloats2> bias, const std::string& label, int64_t group) {
-        fp::Op op = make_op(fp::OpKind::Attention, label, qkv, out);
-        require(kv_heads > 0 && heads % kv_heads == 0 && head_dim > 0 && head_dim <= 1024, "attention heads");
-        require(self.program.width(qkv) == (heads + 2 * kv_heads) * head_dim, "qkv width");
-        require(self.program.width(out) == heads * head_dim, "attention output width");
+                           std::optional<ConstFloats2> bias, const std::string& label, int64_t group, bool causal) {
+        fp::Op op = make_attention(self, causal ? fp::Keys::Cached : fp::Keys::Own, qkv, out, kv_type, heads, kv_heads,
+                                   head_dim, scale, label);
         fp::Attention& a = op.attention;
-        a.layout = {fp::KvType(kv_type), kv_heads, head_dim};
-        a.heads = heads;
-        a.layer = layer;
-        a.scale = scale;
+        require(window >= 0, "a window below zero");
         a.window = window;
         if (rotary) {
           require(rotary->dim() <= head_dim, "rotary dimensions exceed the head");
           a.rotary_dim = rotary->dim();
-          a.rotate_on_read = rotary->rotates_on_read();
+          a.rotate_on_read = causal && rotary->rotates_on_read();
           op.rotary = rotary.get();
           self.rotary.push_back(rotary);
           self.needs_positions = true;
@@ -197,15 +226,27 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
           a.changes.bias = bias->data();
           self.tables.push_back(*bias);
         }
-        require(layer >= 0 && window >= 0, "a layer or window below zero");
-        require(group >= 0 && group <= int64_t(self.groups.size()),
-                "groups are numbered in order of their first layers");
-        op.group = int(group);
-        if (group == int64_t(self.groups.size())) self.groups.push_back({a.layout, layer + 1, window});
-        self.groups[size_t(group)].join(a);
+        if (causal) self.join_group(op, layer, group);
         self.program.add(std::move(op));
       }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
-         "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a, "group"_a = 0)
+         "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a, "group"_a = 0,
+         "causal"_a = true)
+      .def("store", [](PyProgram& self, int kv, int64_t layer, int64_t kv_heads, int64_t head_dim, int kv_type,
+                       const std::string& label, int64_t group) {
+        fp::Op op = make_op(fp::OpKind::Store, label, kv, -1);
+        op.attention.keys = fp::Keys::Cached;
+        op.attention.layout = kv_layout(kv_type, kv_heads, head_dim);
+        require(self.program.width(kv) == 2 * kv_heads * head_dim, "width of keys and values");
+        self.needs_starts = true;
+        self.join_group(op, layer, group);
+        self.program.add(std::move(op));
+      }, "kv"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "kv_type"_a, "label"_a, "group"_a)
+      .def("cross_attention", [](PyProgram& self, int q, int out, int64_t layer, int64_t heads, int64_t kv_heads,
+                                 int64_t head_dim, float scale, int kv_type, const std::string& label, int64_t group) {
+        fp::Op op = make_attention(self, fp::Keys::Source, q, out, kv_type, heads, kv_heads, head_dim, scale, label);
+        self.join_group(op, layer, group);
+        self.program.add(std::move(op));
+      }, "q"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "kv_type"_a, "label"_a, "group"_a)
       .def("timings", [](PyProgram& self) {
         nb::list out;
         for (const fp::Op& op : self.program.ops()) out.append(nb::make_tuple(op.label, op.seconds));

@@ -31,9 +31,9 @@ struct PyProgram {
   std::vector<ConstFloats> vectors;
   std::vector<ConstFloats2> tables;
   std::vector<std::shared_ptr<fp::RotaryTable>> rotary;
-  int64_t vocabulary = 0, position_rows = 0;
+  int64_t vocabulary = 0, position_rows = 0, type_rows = 0;
   std::vector<CacheUse> groups;
-  bool needs_ids = false, needs_positions = false, needs_wanted = false;
+  bool needs_ids = false, needs_positions = false, needs_wanted = false, needs_starts = false;
 
   bool rotates_on_read() const {
     return std::any_of(rotary.begin(), rotary.end(), [](const auto& table) { return table->rotates_on_read(); });
@@ -46,6 +46,16 @@ struct PyProgram {
     };
     in_range(regime, 2, "a rotary regime is 0 or 1, one for each sequence");
     in_range(lengths, int64_t(1) << 24, "a length is out of range, one for each sequence");
+  }
+  // Completes an attention op that uses the cache: its layer in its group.
+  void join_group(fp::Op& op, int64_t layer, int64_t group) {
+    fp::Attention& a = op.attention;
+    require(layer >= 0 && layer < (int64_t(1) << 16), "a layer below zero or beyond all models");
+    require(group >= 0 && group <= int64_t(groups.size()), "groups are numbered in order of their first layers");
+    a.layer = layer;
+    op.group = int(group);
+    if (group == int64_t(groups.size())) groups.push_back({a.layout, layer + 1, a.window, a.keys == fp::Keys::Source});
+    groups[size_t(group)].join(a);
   }
   const float* floats(const std::optional<ConstFloats>& array, int64_t size) {
     if (!array) return nullptr;

@@ -61,7 +61,9 @@ std::vector<float> RotaryTable::frequencies(int64_t length) const {
 }
 
 void RotaryTable::prepare(const Step& step) {
-  auto context = [&](int64_t s) { return int64_t(step.past[s]) + step.starts[s + 1] - step.starts[s]; };
+  auto context = [&](int64_t s) {
+    return int64_t(step.past ? step.past[s] : 0) + step.starts[s + 1] - step.starts[s];
+  };
   const int64_t positions = std::max(step.last_position + 1, rotates_on_read() ? step.longest_context : 0);
   plain_.reserve(positions);
   turns_.assign(size_t(step.sequences), plain_.turns());

@@ -19,7 +19,7 @@ void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p
 
 const fp::Kernels& fp::scalar_kernels() {
   static const Kernels table{"scalar", matmul, prepare_row, norm_row, lookup_row, add_row,
-                             attention, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
+                             attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of};
   return table;
 }

@@ -28,7 +28,8 @@ namespace {
 void run(PyProgram& self, int64_t rows, std::optional<Ints> ids, std::optional<Ints> positions,
          std::optional<Ints> wanted, std::optional<Ints> starts, std::optional<Ints> past, std::optional<Ints3> tables,
          std::vector<PyKvMemory*> memories, std::vector<std::tuple<int, Floats2>> bound, bool timed,
-         std::optional<Ints> regime, std::optional<Ints> lengths) {
+         std::optional<Ints> regime, std::optional<Ints> lengths, std::optional<Ints> types,
+         std::optional<Ints> sources) {
   fp::Step step;
   step.rows = rows;
   require(rows > 0, "no rows");
@@ -53,25 +54,34 @@ void run(PyProgram& self, int64_t rows, std::optional<Ints> ids, std::optional<I
     step.positions = all_in(*positions, rows, limit, "a position is out of range");
     for (int64_t i = 0; i < rows; ++i) step.last_position = std::max<int64_t>(step.last_position, step.positions[i]);
   }
-  if (!self.groups.empty()) {
-    require(starts && past && tables && starts->size() > 1, "cache arguments missing");
+  if (self.type_rows && types) step.types = all_in(*types, rows, self.type_rows, "a token type is out of range");
+  auto rows_of = [&](int64_t s) { return int64_t(step.starts[s + 1]) - step.starts[s]; };
+  if (self.needs_starts) {
+    require(starts && starts->size() > 1, "where do sequences start?");
     step.sequences = int64_t(starts->size()) - 1;
     step.starts = starts->data();
-    step.past = past->data();
-    require(int64_t(past->size()) == step.sequences, "cache arguments disagree on the number of sequences");
     require(step.starts[0] == 0 && step.starts[step.sequences] == rows, "starts do not cover the rows");
-    set_cache(step, self.groups, *tables, memories,
-              [&](int64_t s) { return int64_t(step.starts[s + 1]) - step.starts[s]; });
+    for (int64_t s = 0; s < step.sequences; ++s) {
+      require(rows_of(s) > 0, "an empty sequence");
+      step.longest_context = std::max(step.longest_context, rows_of(s));
+    }
   }
+  if (!self.groups.empty()) {
+    require(past && tables, "cache arguments missing");
+    require(int64_t(past->size()) == step.sequences, "cache arguments disagree on the number of sequences");
+    step.past = past->data();
+    set_cache(step, self.groups, *tables, memories, sources, rows_of);
+  }
+  auto past_of = [&](int64_t s) { return int64_t(step.past ? step.past[s] : 0); };
   self.check_rotary(step.sequences, regime, lengths);
   if (regime) step.regime = regime->data();
   if (lengths) step.lengths = lengths->data();
   for (int64_t s = 0; s < step.sequences && self.rotates_on_read(); ++s)
     for (int64_t r = step.starts[s]; r < step.starts[s + 1]; ++r)
-      require(step.positions[r] == step.past[s] + r - step.starts[s],
+      require(step.positions[r] == past_of(s) + r - step.starts[s],
               "dynamic rotary frequencies need positions that are the cache's slots");
   for (int64_t s = 0; s < step.sequences && lengths; ++s)
-    require(step.lengths[s] == 0 || step.lengths[s] >= step.past[s] + step.starts[s + 1] - step.starts[s],
+    require(step.lengths[s] == 0 || step.lengths[s] >= past_of(s) + rows_of(s),
             "a sequence is longer than its length");
   for (auto& [id, array] : bound) {
     require(int64_t(array.shape(1)) == self.program.width(id), "a bound array has the wrong width");
@@ -88,7 +98,7 @@ void run(PyProgram& self, int64_t rows, std::optional<Ints> ids, std::optional<I
 nb::tuple greedy_steps(PyProgram& embed, PyProgram& layers, PyProgram& project, std::vector<int> buffers, Ints ids,
                        Ints positions, Ints past, Ints3 tables, std::vector<PyKvMemory*> memories, int64_t steps,
                        int64_t vocabulary, std::vector<Ints> ends, bool timed, std::optional<Ints> regime,
-                       std::optional<Ints> lengths) {
+                       std::optional<Ints> lengths, std::optional<Ints> sources) {
   const int64_t count = int64_t(ids.size());
   const int64_t width = embed.program.width(buffers.at(0)), logits_width = project.program.width(buffers.at(4));
   require(count > 0 && steps > 0 && buffers.size() == 5, "greedy steps of nothing");
@@ -100,7 +110,7 @@ nb::tuple greedy_steps(PyProgram& embed, PyProgram& layers, PyProgram& project, 
   fp::Greedy run;
   run.cache.sequences = count;
   run.cache.past = past.data();
-  set_cache(run.cache, layers.groups, tables, memories, [&](int64_t) { return steps; });
+  set_cache(run.cache, layers.groups, tables, memories, sources, [&](int64_t) { return steps; });
   if (regime) run.regime.assign(regime->data(), regime->data() + count);
   if (lengths) run.lengths.assign(lengths->data(), lengths->data() + count);
   for (int64_t s = 0; s < count; ++s) {
@@ -136,10 +146,10 @@ nb::tuple greedy_steps(PyProgram& embed, PyProgram& layers, PyProgram& project, 
 void bind_steps(nb::module_& m, nb::class_<PyProgram>& program) {
   program.def("run", &run, "rows"_a, "ids"_a.none(), "positions"_a.none(), "wanted"_a.none(), "starts"_a.none(),
               "past"_a.none(), "tables"_a.none(), "memories"_a, "bound"_a, "timed"_a, "regime"_a.none() = nb::none(),
-              "lengths"_a.none() = nb::none());
+              "lengths"_a.none() = nb::none(), "types"_a.none() = nb::none(), "sources"_a.none() = nb::none());
   m.def("greedy_steps", &greedy_steps, "embed"_a, "layers"_a, "project"_a, "buffers"_a, "ids"_a, "positions"_a,
         "past"_a, "tables"_a, "memories"_a, "steps"_a, "vocabulary"_a, "ends"_a, "timed"_a,
-        "regime"_a.none() = nb::none(), "lengths"_a.none() = nb::none(),
+        "regime"_a.none() = nb::none(), "lengths"_a.none() = nb::none(), "sources"_a.none() = nb::none(),
         "Up to `steps` steps of the likeliest token, step by step for all sequences: int32 [steps done * sequences], "
         "and the seconds of the three stages.");
 }

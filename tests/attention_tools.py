@@ -65,16 +65,27 @@ class Cache:
 
 
 class Runner:
-    """One recorded attention of layer 1."""
+    """One recorded attention of layer 1, or (causal=False) one that keeps nothing."""
 
-    def __init__(self, isa, heads, kv_dtype, window=0, threads=1, changes=NONE, rotary=None):
+    def __init__(self, isa, heads, kv_dtype, window=0, threads=1, changes=NONE, rotary=None, causal=True):
         self.heads = heads
         self.program = _native.Program(_native.Pool(threads), isa)
         self.qkv, self.out = self.program.buffer(heads.width), self.program.buffer(heads.heads * heads.dim)
         self.program.attention(self.qkv, self.out, 1, heads.heads, heads.kv_heads, heads.dim, heads.dim**-0.5, window,
                                KV_DTYPES.index(kv_dtype), rotary or rotary_table(heads), changes.slopes(heads),
                                changes.softcap, padded_bias(changes.bias(heads)) if changes.reach else None,
-                               "attention")
+                               "attention", 0, causal)
+
+    def both_ways(self, rows, positions=None):
+        """rows of each text -> output rows of each, without a cache."""
+        starts = np.concatenate([[0], np.cumsum([len(one) for one in rows])]).astype(np.int32)
+        if positions is None:
+            positions = np.concatenate([np.arange(len(one)) for one in rows]).astype(np.int32)
+        qkv = np.concatenate(rows)
+        out = np.full((len(qkv), self.heads.heads * self.heads.dim), np.nan, np.float32)
+        self.program.run(len(qkv), None, positions, None, starts, None, None, [], [(self.qkv, qkv), (self.out, out)],
+                         False)
+        return np.split(out, starts[1:-1])
 
     def __call__(self, cache, parts, regime=None, lengths=None):
         """parts: (qkv rows, past, block table) of each sequence -> output rows of each."""
@@ -110,14 +121,14 @@ def in_steps(run, cache, rows, counts):
 _computed = {}
 
 
-def whole(isa, heads, kv_dtype, rows, window=0, changes=NONE):
+def whole(isa, heads, kv_dtype, rows, window=0, changes=NONE, causal=True):
     """Every text alone, in one piece and by one thread; computed once a session."""
-    run, cache = Runner(isa, heads, kv_dtype, window, changes=changes), Cache(heads, kv_dtype)
+    run, cache = Runner(isa, heads, kv_dtype, window, changes=changes, causal=causal), Cache(heads, kv_dtype)
     out = []
     for one in rows:
-        key = isa, heads, kv_dtype, window, changes, one.tobytes()
+        key = isa, heads, kv_dtype, window, changes, causal, one.tobytes()
         if key not in _computed:
-            _computed[key] = run(cache, [(one, 0, cache.table(len(one)))])[0]
+            _computed[key] = (run(cache, [(one, 0, cache.table(len(one)))]) if causal else run.both_ways([one]))[0]
         out.append(_computed[key])
     return out
 
@@ -148,7 +159,7 @@ def as_cached(x, kv_dtype):
     return x.astype(np.float64)
 
 
-def exact(rows, heads, kv_dtype, window, changes=NONE, dynamic=None):
+def exact(rows, heads, kv_dtype, window, changes=NONE, dynamic=None, causal=True):
     """dynamic: frequencies with which keys are rotated after they were cached."""
     n, h, d = len(rows), heads.heads, heads.dim
     split = rows.astype(np.float64).reshape(n, -1, d)
@@ -164,7 +175,7 @@ def exact(rows, heads, kv_dtype, window, changes=NONE, dynamic=None):
         scores = scores - changes.slopes(heads)[:, None, None].astype(np.float64) * distance
     if changes.reach:
         scores = scores + changes.bias(heads)[:, np.clip(-distance, -changes.reach, changes.reach) + changes.reach]
-    hidden = (distance < 0) | ((distance >= window) if window else False)
+    hidden = ((distance < 0) & causal) | ((np.abs(distance) >= window) if window else False)
     scores = np.where(hidden, -np.inf, scores)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, -1)

@@ -10,7 +10,8 @@
 //   out    for every 32 positions even = odd = 0, 16 steps of fma on even and on odd positions, out += even + odd,
 //          with p rounded to bfloat16 (INT8: p * v_scale[position], rounded); then out / sum
 // F32: one fma chain over dimensions, one over positions, nothing rounded.
-// Blocks of positions where p is 0 everywhere add zero, so it is free which of them are computed.
+// Blocks of positions where p is 0 everywhere add zero, so it is free which of them are computed. A page is 64 positions of
+// the sequence whose keys they are, whether they lie in the cache or not.
 #include "attention_cache.inl"
 #include "attention_scores.inl"
 #include "attention_core.inl"
@@ -23,3 +24,5 @@ void attention(const fp::Attention& a, const fp::Team& team) {
     case fp::KvType::INT8: return attend<VectorCore<fp::KvType::INT8>>(a, team);
   }
 }
+
+void store(const fp::Attention& a, const fp::Team& team) { append_all(a, team); }

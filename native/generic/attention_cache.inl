@@ -9,25 +9,35 @@ inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 // The query rows of one KV head in one sequence that are computed together. Row r is flattened query row first + r:
 // query (first + r) / group of the sequence, head (first + r) % group of the KV head's group.
 struct Span {
-  int64_t sequence, kv_head, first;
+  int64_t sequence, kv_head;
   int rows;
   int64_t page0, page1;               // pages that any row sees
   int64_t all_low, all_high;          // positions in [all_low, all_high) are visible to every row
   int64_t low[kSpanRows], high[kSpanRows];
+  int64_t slot[kSpanRows];            // the query's place among its sequence's keys; of Source: among the queries
+  int64_t row[kSpanRows];             // its place in the batch
   int64_t head[kSpanRows];            // the query head
 };
 
 inline int64_t group_of(const fp::Attention& a) { return a.heads / a.layout.kv_heads; }
 inline int64_t query_rows(const fp::Attention& a, int64_t s) { return (a.starts[s + 1] - a.starts[s]) * group_of(a); }
 
+// Cache slots of the sequence before its rows, and how many keys there are for them in all.
+inline int64_t past_of(const fp::Attention& a, int64_t s) { return a.keys == fp::Keys::Cached ? a.past[s] : 0; }
+inline int64_t keys_of(const fp::Attention& a, int64_t s) {
+  return a.keys == fp::Keys::Source ? a.sources[s] : past_of(a, s) + a.starts[s + 1] - a.starts[s];
+}
+
 inline Span make_span(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t first, int rows) {
   Span x;
-  x.sequence = s, x.kv_head = kv_head, x.first = first, x.rows = rows;
-  const int64_t group = group_of(a);
+  x.sequence = s, x.kv_head = kv_head, x.rows = rows;
+  const int64_t group = group_of(a), past = past_of(a, s), keys = keys_of(a, s);
   int64_t query = first / group, member = first % group;
   for (int r = 0; r < rows; ++r) {
-    x.high[r] = a.past[s] + query + 1;
-    x.low[r] = a.window > 0 ? larger(0, x.high[r] - a.window) : 0;
+    x.slot[r] = past + query;
+    x.row[r] = a.starts[s] + query;
+    x.low[r] = a.window > 0 ? larger(0, x.slot[r] + 1 - a.window) : 0;
+    x.high[r] = a.keys == fp::Keys::Cached ? x.slot[r] + 1 : a.window > 0 ? smaller(keys, x.slot[r] + a.window) : keys;
     x.head[r] = kv_head * group + member;
     if (++member == group) member = 0, ++query;
   }
@@ -67,16 +77,10 @@ inline void rotate(const fp::Attention& a, int64_t s, int64_t position, float* h
   }
 }
 
-// Where row r of the span stands in the batch.
-inline int64_t batch_row(const fp::Attention& a, const Span& x, int r) {
-  return a.starts[x.sequence] + x.high[r] - 1 - a.past[x.sequence];
-}
-
 // Row r of the span, rotated: d_pad floats, still to be multiplied by `scale`.
 inline void load_query(const fp::Attention& a, const Span& x, int r, float* out) {
-  const int64_t row = batch_row(a, x, r);
-  load_head(a, a.qkv + row * a.ld + x.head[r] * a.layout.head_dim, out);
-  if (a.rotary_dim > 0) rotate(a, x.sequence, a.positions[row], out);
+  load_head(a, a.qkv + x.row[r] * a.ld + x.head[r] * a.layout.head_dim, out);
+  if (a.rotary_dim > 0) rotate(a, x.sequence, a.positions[x.row[r]], out);
 }
 
 // The key of a batch row as it is cached.
@@ -124,16 +128,18 @@ inline float narrow_head(const float* x, int64_t d_pad, uint16_t* out) {
   return 1.0f;
 }
 
-// Rows [begin, end) of sequence s into the cache of one KV head, BF16 (Element uint16_t) or INT8 (int8_t).
-template <class Element, class Pair>
-inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+// Rows [begin, end) of sequence s into the pages of one KV head, BF16 (Element uint16_t) or INT8 (int8_t).
+// page_data(page) is the head's part of a page.
+template <class Element, class Pair, class Data>
+inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end,
+                          Data page_data) {
   const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
   alignas(64) float x[kMaxHeadDim];
   alignas(64) Element k[kMaxHeadDim], v[2][kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t row = a.starts[s] + i, slot = a.past[s] + i, o = slot % fp::kPage;
+    const int64_t row = a.starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
     const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
-    uint8_t* page = head_data(a, s, kv_head, slot / fp::kPage);
+    uint8_t* page = page_data(slot / fp::kPage);
     Element* values = reinterpret_cast<Element*>(page + page_bytes);
     float* scales = reinterpret_cast<float*>(page + 2 * page_bytes);
     load_key_row(a, s, row, in, x);
@@ -147,13 +153,15 @@ inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, in
   }
 }
 
-inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+template <class Data>
+inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end,
+                         Data page_data) {
   const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad();
   alignas(64) float x[kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t row = a.starts[s] + i, slot = a.past[s] + i, o = slot % fp::kPage;
+    const int64_t row = a.starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
     const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
-    float* keys = reinterpret_cast<float*>(head_data(a, s, kv_head, slot / fp::kPage));
+    float* keys = reinterpret_cast<float*>(page_data(slot / fp::kPage));
     float* values = keys + fp::kPage * d_pad + o * 16;
     keys += o / 16 * d_pad * 16 + o % 16;
     load_key_row(a, s, row, in, x);
@@ -163,12 +171,18 @@ inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int
   }
 }
 
-inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+template <class Data>
+inline void append_to(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end, Data page_data) {
   switch (a.layout.type) {
-    case fp::KvType::F32: return append_float(a, s, kv_head, begin, end);
-    case fp::KvType::BF16: return append_narrow<uint16_t, uint32_t>(a, s, kv_head, begin, end);
-    case fp::KvType::INT8: return append_narrow<int8_t, uint16_t>(a, s, kv_head, begin, end);
+    case fp::KvType::F32: return append_float(a, s, kv_head, begin, end, page_data);
+    case fp::KvType::BF16: return append_narrow<uint16_t, uint32_t>(a, s, kv_head, begin, end, page_data);
+    case fp::KvType::INT8: return append_narrow<int8_t, uint16_t>(a, s, kv_head, begin, end, page_data);
   }
+}
+
+// Rows [begin, end) of sequence s into the cache of one KV head.
+inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
+  append_to(a, s, kv_head, begin, end, [&](int64_t page) { return head_data(a, s, kv_head, page); });
 }
 
 inline float widen(uint16_t stored) { return fp::bf16_to_f32(stored); }

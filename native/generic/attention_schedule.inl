@@ -1,18 +1,22 @@
-// Who computes what. Three plans, chosen by shape alone, with the same bits:
+// Who computes what. Four plans, chosen by shape alone, with the same bits:
 //   apart     every sequence has few rows: a thread owns all rows of a (sequence, KV head), appends and computes
 //             them; no barrier
 //   by page   few sequences with few rows and long contexts: the pages of all heads are spread over the threads for
 //             scores and p, then (head, sixteen dimensions) for values; two barriers
 //   together  prompts: append everything | barrier | spans are taken one after the other, the longest of a head first
+//   own       keys that nobody keeps: a thread takes a (sequence, KV head), appends to pages of its own scratch memory and
+//             computes all rows; of long texts several threads do that, each for a part of the rows; no barrier
+// Keys that lie in the cache already (Source) are not appended.
 
-constexpr int64_t kCommonHead = 64;               // bytes before the shared buffers: the counter of spans
 constexpr int64_t kByPageBytes = 64ll << 20;      // most memory for the shared buffers
 constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts aren't worth two barriers
+constexpr int64_t kOwnPart = 256;                 // query rows of `own` below which no second thread appends for itself
 
 struct Scratch {
   uint8_t* queries;
   float *most, *sums, *total, *acc;
-  uint8_t* keys;  // a page of rotated keys, for caches of unrotated ones
+  uint8_t* keys;   // a page of rotated keys, for caches of unrotated ones
+  uint8_t* pages;  // of the plan own
   float* buffer;
 };
 
@@ -21,8 +25,12 @@ inline int64_t rotated_bytes(const fp::Attention& a) {
   return a.rotate_on_read ? fp::round_up(a.layout.head_bytes(), 64) : 0;
 }
 inline int64_t context_pad(int64_t context) { return fp::round_up(context, fp::kPage); }
+inline int64_t own_bytes(const fp::Attention& a, int64_t context) {
+  return a.keys == fp::Keys::Own ? context_pad(context) / fp::kPage * a.layout.head_bytes() : 0;
+}
 
-inline Scratch split_scratch(const fp::Attention& a, uint8_t* p) {
+// The end of `context` keys, where the scores stand, is what rows share of it.
+inline Scratch split_scratch(const fp::Attention& a, uint8_t* p, int64_t context) {
   Scratch s;
   s.queries = p;
   s.most = reinterpret_cast<float*>(p + query_bytes(a));
@@ -30,13 +38,14 @@ inline Scratch split_scratch(const fp::Attention& a, uint8_t* p) {
   s.total = s.sums + kSpanRows * 16;
   s.acc = s.total + kSpanRows * 16;
   s.keys = reinterpret_cast<uint8_t*>(s.acc + kSpanRows * a.layout.d_pad());
-  s.buffer = reinterpret_cast<float*>(s.keys + rotated_bytes(a));
+  s.pages = s.keys + rotated_bytes(a);
+  s.buffer = reinterpret_cast<float*>(s.pages + own_bytes(a, context));
   return s;
 }
 
 int64_t attention_scratch(const fp::Attention& a, int64_t rows, int64_t context) {
   const int64_t most_rows = smaller(kSpanRows, rows * group_of(a));
-  return query_bytes(a) + kSpanRows * (3 * 16 + a.layout.d_pad()) * 4 + rotated_bytes(a) +
+  return query_bytes(a) + kSpanRows * (3 * 16 + a.layout.d_pad()) * 4 + rotated_bytes(a) + own_bytes(a, context) +
          most_rows * context_pad(context) * 4 + 64;
 }
 
@@ -48,8 +57,8 @@ inline int64_t by_page_bytes(const fp::Attention& a, int64_t rows, int64_t conte
 }
 
 int64_t attention_common(const fp::Attention& a, int64_t rows, int64_t context) {
-  const int64_t bytes = by_page_bytes(a, rows, context);
-  return kCommonHead + (bytes <= kByPageBytes ? bytes : 0);
+  const int64_t bytes = a.keys == fp::Keys::Own ? 0 : by_page_bytes(a, rows, context);
+  return bytes <= kByPageBytes ? bytes : 0;
 }
 
 // acc [dims / 16][rows][16] / total, into the heads' places in `out`. Adding zero makes -0 one with 0: whether a
@@ -59,7 +68,7 @@ inline void finish(const fp::Attention& a, const Span& x, int block0, int block1
   const int64_t d = a.layout.head_dim;
   for (int r = 0; r < x.rows; ++r) {
     const float sum = reduce_add(vload(total + r * 16));
-    float* out = a.out + (batch_row(a, x, r) * a.heads + x.head[r]) * d;
+    float* out = a.out + (x.row[r] * a.heads + x.head[r]) * d;
     for (int b = block0; b < block1; ++b) {
       const int n = int(larger(0, smaller(16, d - b * 16)));
       V y = vdiv(vload(acc + ((b - block0) * x.rows + r) * 16), vset(sum));
@@ -76,11 +85,11 @@ inline void accumulate(float* total, const float* sums, int rows) {
 }
 
 // The scores of one page into `buffer`. more: the page after it comes next.
-template <class Core>
+template <class Core, class Data>
 inline void page_scores(const fp::Attention& a, Core& core, const Span& x, int64_t page, bool more, const Scratch& s,
-                        float* buffer) {
-  const uint8_t* data = head_data(a, x.sequence, x.kv_head, page);
-  const uint8_t* next = more ? head_data(a, x.sequence, x.kv_head, page + 1) : nullptr;
+                        Data page_data, float* buffer) {
+  const uint8_t* data = page_data(page);
+  const uint8_t* next = more ? page_data(page + 1) : nullptr;
   if (a.rotate_on_read) {
     rotate_keys(a, x.sequence, page, data, s.keys);
     data = s.keys;
@@ -89,16 +98,15 @@ inline void page_scores(const fp::Attention& a, Core& core, const Span& x, int64
   core.scores(x, page, data, next, s.queries, buffer, s.most);
 }
 
-// One span from queries to output, by one thread.
-template <class Core>
-void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratch& s) {
-  auto data = [&](int64_t page) { return head_data(a, x.sequence, x.kv_head, page); };
+// One span from queries to output, by one thread. data(page) is the head's part of a page.
+template <class Core, class Data>
+void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratch& s, Data data) {
   auto buffer = [&](int64_t page) { return s.buffer + (page - x.page0) * 64 * x.rows; };
   core.begin(x);
   core.load_queries(x, s.queries);
   fill(s.most, x.rows, -__builtin_inff());
   for (int64_t page = x.page0; page < x.page1; ++page)
-    page_scores(a, core, x, page, page + 1 < x.page1, s, buffer(page));
+    page_scores(a, core, x, page, page + 1 < x.page1, s, data, buffer(page));
   float most[kSpanRows];
   for (int r = 0; r < x.rows; ++r) most[r] = reduce_max(vload(s.most + r * 16));
   fill(s.total, x.rows, 0.0f);
@@ -111,7 +119,13 @@ void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratc
   finish(a, x, 0, blocks, s.acc, s.total);
 }
 
-// Rows of the sequence that lie in `page`, [begin, end).
+// The same from the cache.
+template <class Core>
+void attend_cached(const fp::Attention& a, Core& core, const Span& x, const Scratch& s) {
+  attend_span(a, core, x, s, [&](int64_t page) { return head_data(a, x.sequence, x.kv_head, page); });
+}
+
+// Rows of the sequence that lie in `page` of its cache, [begin, end).
 inline void rows_of_page(const fp::Attention& a, int64_t s, int64_t page, int64_t& begin, int64_t& end) {
   begin = larger(0, page * fp::kPage - a.past[s]);
   end = smaller(a.starts[s + 1] - a.starts[s], (page + 1) * fp::kPage - a.past[s]);
@@ -121,31 +135,28 @@ inline void rows_of_page(const fp::Attention& a, int64_t s, int64_t page, int64_
 inline int64_t pages_of(const fp::Attention& a, int64_t s) {
   if (a.starts[s + 1] == a.starts[s]) return 0;
   const Span x = make_span(a, s, 0, 0, 1);
-  return (a.past[s] + a.starts[s + 1] - a.starts[s] + fp::kPage - 1) / fp::kPage - x.page0;
+  return (keys_of(a, s) + fp::kPage - 1) / fp::kPage - x.page0;
 }
 
 // The plan "apart": contiguous (sequence, KV head) items; an item belongs to the thread in whose share its middle lies.
 template <class Core>
 void attend_apart(const fp::Attention& a, const fp::Team& team, int64_t total) {
   Core core{a};
-  const Scratch scratch = split_scratch(a, team.scratch);
+  const Scratch scratch = split_scratch(a, team.scratch, 0);
   int64_t before = 0;
   for (int64_t s = 0; s < a.sequences; ++s) {
     const int64_t pages = pages_of(a, s);
     if (pages == 0) continue;
     for (int64_t h = 0; h < a.layout.kv_heads; ++h, before += pages) {
       if ((2 * before + pages) * team.size / (2 * total) != team.tid) continue;
-      append(a, s, h, 0, a.starts[s + 1] - a.starts[s]);
-      attend_span(a, core, make_span(a, s, h, 0, int(query_rows(a, s))), scratch);
+      if (a.keys == fp::Keys::Cached) append(a, s, h, 0, a.starts[s + 1] - a.starts[s]);
+      attend_cached(a, core, make_span(a, s, h, 0, int(query_rows(a, s))), scratch);
     }
   }
 }
 
-// The plan "together".
-template <class Core>
-void attend_together(const fp::Attention& a, const fp::Team& team) {
-  int64_t* counter = reinterpret_cast<int64_t*>(team.common);
-  if (team.tid == 0) __atomic_store_n(counter, 0, __ATOMIC_RELAXED);
+// All rows into the cache, by all threads.
+inline void append_all(const fp::Attention& a, const fp::Team& team) {
   int64_t turn = 0;
   for (int64_t s = 0; s < a.sequences; ++s) {
     const int64_t rows = a.starts[s + 1] - a.starts[s];
@@ -157,18 +168,27 @@ void attend_together(const fp::Attention& a, const fp::Team& team) {
         if (turn++ % team.size == team.tid) append(a, s, h, begin, end);
       }
   }
-  team.barrier();
+}
 
+inline int64_t take(const fp::Attention& a) { return a.taken->fetch_add(1, std::memory_order_relaxed); }
+
+// The plan "together".
+template <class Core>
+void attend_together(const fp::Attention& a, const fp::Team& team) {
+  if (a.keys == fp::Keys::Cached) {
+    append_all(a, team);
+    team.barrier();
+  }
   Core core{a};
-  const Scratch scratch = split_scratch(a, team.scratch);
-  int64_t mine = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED), first_item = 0;
+  const Scratch scratch = split_scratch(a, team.scratch, 0);
+  int64_t mine = take(a), first_item = 0;
   for (int64_t s = 0; s < a.sequences; ++s) {
     const int64_t rows = query_rows(a, s), spans = (rows + Core::kRows - 1) / Core::kRows;
     const int64_t items = spans * a.layout.kv_heads;
     while (mine < first_item + items) {
       const int64_t h = (mine - first_item) / spans, first = (spans - 1 - (mine - first_item) % spans) * Core::kRows;
-      attend_span(a, core, make_span(a, s, h, first, int(smaller(Core::kRows, rows - first))), scratch);
-      mine = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+      attend_cached(a, core, make_span(a, s, h, first, int(smaller(Core::kRows, rows - first))), scratch);
+      mine = take(a);
     }
     first_item += items;
   }
@@ -178,9 +198,9 @@ void attend_together(const fp::Attention& a, const fp::Team& team) {
 template <class Core>
 void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total) {
   Core core{a};
-  const Scratch scratch = split_scratch(a, team.scratch);
-  float* most_of = reinterpret_cast<float*>(team.common + kCommonHead);  // [unit][kSpanRows], where a run starts
-  float* lines = most_of + total * kSpanRows;                            // sums, then scores, of each item
+  const Scratch scratch = split_scratch(a, team.scratch, 0);
+  float* most_of = reinterpret_cast<float*>(team.common);  // [unit][kSpanRows], where a run starts
+  float* lines = most_of + total * kSpanRows;              // sums, then scores, of each item
   auto bound = [&](int64_t t) { return total * t / team.size; };
   const int64_t begin = bound(team.tid), end = bound(team.tid + 1);
 
@@ -205,10 +225,13 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     fill(scratch.most, x.rows, -__builtin_inff());
     for (int64_t u = first; u < last; ++u) {
       const int64_t page = x.page0 + u - unit;
-      int64_t row0, row1;
-      rows_of_page(a, s, page, row0, row1);
-      if (row0 < row1) append(a, s, h, row0, row1);
-      page_scores(a, core, x, page, u + 1 < last, scratch, scores + (u - unit) * 64 * x.rows);
+      if (a.keys == fp::Keys::Cached) {
+        int64_t row0, row1;
+        rows_of_page(a, s, page, row0, row1);
+        if (row0 < row1) append(a, s, h, row0, row1);
+      }
+      page_scores(a, core, x, page, u + 1 < last, scratch, [&](int64_t p) { return head_data(a, s, h, p); },
+                  scores + (u - unit) * 64 * x.rows);
     }
     for (int r = 0; r < x.rows; ++r) most_of[first * kSpanRows + r] = reduce_max(vload(scratch.most + r * 16));
   });
@@ -254,15 +277,59 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
   });
 }
 
+// Positions from the end of the text to the end of its last page: values that no row sees count as zero times what
+// stands there, so it must be numbers.
+inline void clear_after(const fp::Attention& a, int64_t keys, uint8_t* page) {
+  if (keys % fp::kPage) std::memset(page + a.layout.page_bytes(), 0, size_t(a.layout.head_bytes() - a.layout.page_bytes()));
+}
+
+// The plan "own".
+template <class Core>
+void attend_own(const fp::Attention& a, const fp::Team& team) {
+  int64_t longest = 0;
+  for (int64_t s = 0; s < a.sequences; ++s) longest = larger(longest, a.starts[s + 1] - a.starts[s]);
+  Core core{a};
+  const Scratch scratch = split_scratch(a, team.scratch, longest);
+  auto data = [&](int64_t page) { return scratch.pages + page * a.layout.head_bytes(); };
+  int64_t mine = take(a), first_item = 0;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t keys = keys_of(a, s), rows = query_rows(a, s), spans = (rows + Core::kRows - 1) / Core::kRows;
+    const int64_t parts = larger(1, smaller(team.size, rows / kOwnPart)), items = parts * a.layout.kv_heads;
+    for (; mine < first_item + items; mine = take(a)) {
+      const int64_t h = (mine - first_item) / parts, part = (mine - first_item) % parts;
+      auto span = [&](int64_t i) {
+        return make_span(a, s, h, i * Core::kRows, int(smaller(Core::kRows, rows - i * Core::kRows)));
+      };
+      const int64_t begin = spans * part / parts, end = spans * (part + 1) / parts;
+      const int64_t seen = span(begin).page0, seen_to = span(end - 1).page1;
+      clear_after(a, keys, data((keys - 1) / fp::kPage));
+      append_to(a, s, h, seen * fp::kPage, smaller(keys, seen_to * fp::kPage), data);
+      asm volatile("" ::: "memory");  // tile loads do not say that they read memory
+      for (int64_t i = begin; i < end; ++i) attend_span(a, core, span(i), scratch, data);
+    }
+    first_item += items;
+  }
+}
+
+// Rows that see nothing are zero.
+inline void clear_sourceless(const fp::Attention& a, const fp::Team& team) {
+  const int64_t width = a.heads * a.layout.head_dim;
+  for (int64_t s = team.tid; s < a.sequences; s += team.size)
+    if (a.sources[s] == 0)
+      std::memset(a.out + a.starts[s] * width, 0, size_t((a.starts[s + 1] - a.starts[s]) * width * 4));
+}
+
 template <class Core>
 void attend(const fp::Attention& a, const fp::Team& team) {
+  if (a.keys == fp::Keys::Own) return attend_own<Core>(a, team);
+  if (a.keys == fp::Keys::Source) clear_sourceless(a, team);
   int64_t total = 0, longest = 0, context = 0;
   bool few_rows = true;
   for (int64_t s = 0; s < a.sequences; ++s) {
     const int64_t pages = pages_of(a, s);
     total += pages * a.layout.kv_heads;
     longest = larger(longest, pages);
-    context = larger(context, a.past[s] + a.starts[s + 1] - a.starts[s]);
+    context = larger(context, keys_of(a, s));
     few_rows = few_rows && query_rows(a, s) <= Core::kRows;
   }
   if (total == 0) return;

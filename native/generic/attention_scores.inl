@@ -8,7 +8,7 @@ alignas(64) constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 
 // Sixteen scores of row r from position `first` on. Not inlined: models without changes should keep their registers.
 [[gnu::noinline]] V changed(const fp::Attention& a, const Span& x, int r, int64_t first, V s) {
   const fp::ScoreChanges& c = a.changes;
-  const int64_t ahead = first - (x.high[r] - 1);
+  const int64_t ahead = first - x.slot[r];
   if (c.softcap > 0) s = vmul(vset(c.softcap), vtanh(vmul(s, vset(1.0f / c.softcap))));
   if (c.slopes) s = vfma(vset(c.slopes[x.head[r]]), vadd(vset(float(ahead)), vload(kLanes)), s);
   if (c.bias) {

@@ -66,12 +66,12 @@ class NativeBackend:
         return _native.RotaryTable(list(inv_freq), factor, list(long_inv_freq), ntk)
 
     def greedy_steps(self, stages, ids, positions, past, tables, memory, steps, vocab_size, ends, regime=None,
-                     lengths=None):
+                     lengths=None, sources=None):
         """See protocol.Backend."""
         buffers = [stages[0].out, stages[1].source, stages[1].out, stages[2].source, stages[2].out]
         programs = [stage.program.native for stage in stages]
         tokens, *seconds = _native.greedy_steps(*programs, buffers, ids, positions, past, tables, memory, steps,
-                                                vocab_size, ends, self.timed, regime, lengths)
+                                                vocab_size, ends, self.timed, regime, lengths, sources)
         return tokens.reshape(-1, ids.size), seconds
 
     def kv_memory(self, kv_dtype: str, layers: int, num_kv_heads: int, head_dim: int, blocks: int) -> KvMemory:
@@ -107,6 +107,9 @@ class NativeProgram:
     def positions(self, out, table, *, offset=0, label):
         self.native.positions(out, table, offset, label)
 
+    def types(self, out, table, *, label):
+        self.native.types(out, table, label)
+
     def norm(self, source, out, norm: NormWeights | None, *, label):
         self.native.norm(source, out, *_norm_arguments(norm), label)
 
@@ -138,16 +141,23 @@ class NativeProgram:
                             normalise, _ACTIVATIONS[activation], _MODES[mode], scale, label)
 
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary,
-                  alibi=None, softcap=0.0, relative_bias=None, group=0, label):
+                  alibi=None, softcap=0.0, relative_bias=None, group=0, causal=True, label):
         slopes = None if alibi is None else np.array(alibi, np.float32)
         bias = None if relative_bias is None else padded_bias(relative_bias)
         self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
-                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label, group)
+                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label, group, causal)
+
+    def store(self, kv, *, layer, group, num_kv_heads, head_dim, kv_dtype, label):
+        self.native.store(kv, layer, num_kv_heads, head_dim, KV_DTYPES.index(kv_dtype), label, group)
+
+    def cross_attention(self, q, out, *, layer, group, num_heads, num_kv_heads, head_dim, scale, kv_dtype, label):
+        self.native.cross_attention(q, out, layer, num_heads, num_kv_heads, head_dim, scale,
+                                    KV_DTYPES.index(kv_dtype), label, group)
 
     def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=(),
-            bound=(), regime=None, lengths=None):
+            bound=(), regime=None, lengths=None, types=None, sources=None):
         self.native.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed, regime,
-                        lengths)
+                        lengths, types, sources)
 
     def timings(self):
         seconds: dict[str, float] = {}

@@ -41,6 +41,9 @@ class Program(Protocol):
     def positions(self, out: int, table: Any, *, offset: int = 0, label: str) -> None:
         """out[row] += table[position of the row + offset]."""
 
+    def types(self, out: int, table: Any, *, label: str) -> None:
+        """out[row] += table[token type of the row]."""
+
     def norm(self, source: int, out: int, norm: NormWeights | None, *, label: str) -> None:
         """out = norm(source); source may be out. Without a norm it is a copy."""
 
@@ -86,26 +89,44 @@ class Program(Protocol):
     def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
                   scale: float, window: int, kv_dtype: str, rotary: Any | None,
                   alibi: Sequence[float] | None = None, softcap: float = 0.0,
-                  relative_bias: np.ndarray | None = None, group: int = 0, label: str) -> None:
+                  relative_bias: np.ndarray | None = None, group: int = 0, causal: bool = True, label: str) -> None:
         """Rotate q and k, append k and v to the cache, attend causally to what each row may see.
 
+        qkv: rows [num_heads + 2 * num_kv_heads, head_dim] of queries, keys and values;  window: what a row sees, itself
+        included, 0 = all.
         Keys and values lie in the memory of `group`, the layer-th of its layers. Groups are numbered in order of their
         first layers.
+        causal=False: a row sees all of its text, or with a window what is less than `window` away on either side.
+        Nothing is kept, so `layer` and `group` mean nothing, and the arithmetic is that of a cache of kv_dtype.
 
         Scores change in this order. softcap: to softcap * tanh(score / softcap), 0 = not;  alibi: by slope * (key's
         position - query's), a slope for each query head;  relative_bias: by what float32 [num_heads, 2 n + 1] has for
         the key's position - the query's, from -n to n; further away by the first or last.
         """
 
+    def store(self, kv: int, *, layer: int, group: int, num_kv_heads: int, head_dim: int, kv_dtype: str,
+              label: str) -> None:
+        """Append rows [2 * num_kv_heads, head_dim], keys and then values, to the cache of the group, as they are."""
+
+    def cross_attention(self, q: int, out: int, *, layer: int, group: int, num_heads: int, num_kv_heads: int,
+                        head_dim: int, scale: float, kv_dtype: str, label: str) -> None:
+        """Rows [num_heads, head_dim] of queries attend to what `store` put into the group: all `sources` tokens of the
+        sequence's source. A group is one of sources in all operations of a program, or in none."""
+
     def run(self, rows: int, *, ids: np.ndarray | None = None, positions: np.ndarray | None = None,
             wanted: np.ndarray | None = None, starts: np.ndarray | None = None, past: np.ndarray | None = None,
             tables: np.ndarray | None = None, memory: Sequence[Any] = (),
             bound: Sequence[tuple[int, np.ndarray]] = (), regime: np.ndarray | None = None,
-            lengths: np.ndarray | None = None) -> None:
+            lengths: np.ndarray | None = None, types: np.ndarray | None = None,
+            sources: np.ndarray | None = None) -> None:
         """bound: (buffer, float32 [rows, width]) pairs that the caller owns. Index arrays are int32.
 
-        memory: the KV memory of each group;  tables: int32 [groups, sequences, blocks], block numbers in order of
-        position. Those that no row can see any more may be -1: they are not read.
+        types: token types, 0 if absent.
+        starts: [sequences + 1], where each sequence begins, and the number of rows; for every attention.
+        memory: the KV memory of each group;  past, tables: for programs that have groups. past: [sequences], tokens that
+        are cached already;  tables: int32 [groups, sequences, blocks], block numbers in order of position. Those that no
+        row can see any more may be -1: they are not read. Sequences may share blocks, but not those that they write.
+        sources: for cross-attention, tokens of each sequence's source (0: it sees nothing, and its rows become 0).
         regime: for each sequence 0 (also if absent) or 1, the rotary encoding's long frequencies.  lengths: for each
         sequence the length that dynamic frequencies follow, at least what it has after this run; 0 (also if absent) =
         the plain ones.
@@ -142,12 +163,13 @@ class Backend(Protocol):
     def greedy_steps(self, stages: Sequence[Any], ids: np.ndarray, positions: np.ndarray, past: np.ndarray,
                      tables: np.ndarray, memory: Sequence[Any], steps: int, vocab_size: int,
                      ends: Sequence[np.ndarray], regime: np.ndarray | None = None,
-                     lengths: np.ndarray | None = None) -> tuple[np.ndarray, Sequence[float]]:
+                     lengths: np.ndarray | None = None,
+                     sources: np.ndarray | None = None) -> tuple[np.ndarray, Sequence[float]]:
         """Up to `steps` decode steps of the likeliest of the first vocab_size tokens, for all sequences together.
 
         stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  tables, memory: as
-        `Program.run` takes them, with blocks for all steps;  ends: each sequence's end tokens;  regime, lengths: as
-        `Program.run` takes them, for the first step. Lengths grow by one a step, a regime stays: the caller must not
+        `Program.run` takes them, with blocks for all steps;  ends: each sequence's end tokens;  regime, lengths,
+        sources: as `Program.run` takes them, for the first step. Lengths grow by one a step, a regime stays: the caller must not
         ask for steps beyond its switch. Stops after a step with an end token and before one whose logits are not
         numbers. Returns int32 [steps done, sequences] and the seconds of the three stages.
         """
