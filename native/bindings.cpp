@@ -47,6 +47,7 @@ struct PyRegion {
 }  // namespace
 
 void bind_testing(nb::module_& parent);  // testing_bindings.cpp
+void bind_top_rows(nb::module_& m);      // top_rows_bindings.cpp
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of forwardpass. Internal: use the package's own functions.";
@@ -192,6 +193,7 @@ NB_MODULE(_native, m) {
     return out;
   }, "exp(row - max), float32.");
   m.def("log_sum_exp", [](ConstFloats row) { return fp::log_sum_exp(row.data(), int64_t(row.size())); });
+  bind_top_rows(m);
 
   m.def("read_bandwidth", &fp::read_bandwidth, "pool"_a, "bytes"_a, "seconds"_a,
         nb::call_guard<nb::gil_scoped_release>(),
