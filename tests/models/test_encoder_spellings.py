@@ -146,6 +146,7 @@ def test_labels_by_their_number():
     assert hf_heads.labels(Fields({"id2label": names}, "config.json")) == tuple(f"name {i}" for i in range(12))
     assert hf_heads.labels(Fields({}, "config.json")) == ("LABEL_0", "LABEL_1")
     assert hf_heads.labels(Fields({"num_labels": 1}, "config.json")) == ("LABEL_0",)
+    assert hf_heads.labels(Fields({"id2label": {"0": 5}}, "config.json")) == ("5",)
     assert hf_heads.problem(Fields({}, "config.json")) is None
     for kind, ours in hf_heads.PROBLEMS.items():
         assert hf_heads.problem(Fields({"problem_type": kind}, "config.json")) == ours
@@ -154,7 +155,7 @@ def test_labels_by_their_number():
 @pytest.mark.parametrize(("changes", "said"), [
     ({"id2label": {"0": "a", "2": "b"}}, "every label from 0 to 1.*none for 1"),
     ({"id2label": {"1": "a", "2": "b"}}, "none for 0"), ({"id2label": {}}, "id2label"),
-    ({"id2label": ["a", "b"]}, "id2label"), ({"id2label": {"0": 7}}, "texts"), ({"id2label": {"no": "a"}}, "numbers"),
+    ({"id2label": ["a", "b"]}, "id2label"), ({"id2label": {"0": ["a"]}}, "names"), ({"id2label": {"0": None}}, "names"), ({"id2label": {"no": "a"}}, "numbers"),
     ({"id2label": {"-1": "a"}}, "numbers"), ({"id2label": {"0": "a", "00": "b"}}, "id2label"),
     ({"num_labels": 3}, "num_labels: expected 5"), ({"num_labels": 0, "id2label": None}, "num_labels"),
     ({"num_labels": "5"}, "num_labels"), ({"problem_type": "several"}, "regression, single_label"),

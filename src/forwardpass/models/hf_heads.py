@@ -59,9 +59,9 @@ def labels(f: Fields) -> tuple[str, ...]:
         f.wrong("id2label", "an object with a name for each label", names)
     found: dict[int, str] = {}
     for key, name in names.items():
-        if not re.fullmatch(r"\d{1,6}", str(key)) or not isinstance(name, str):
-            f.wrong("id2label", "numbers of labels with their names as texts", {key: name})
-        found[int(key)] = name
+        if not re.fullmatch("[0-9]{1,6}", str(key)) or not isinstance(name, (str, int, float)):
+            f.wrong("id2label", "numbers of labels with their names", {key: name})
+        found[int(key)] = str(name)
     if sorted(found) != list(range(len(names))):
         missing = next(i for i in range(len(names)) if i not in found)
         f.wrong("id2label", f"a name for every label from 0 to {len(names) - 1}", f"none for {missing}")
