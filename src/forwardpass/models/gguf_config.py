@@ -15,7 +15,7 @@ from forwardpass.models.fields import Fields, show
 from forwardpass.models.hf_rope import FULL, SLIDING, Rope
 from forwardpass.models.spec import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, ExpertsSpec, RotarySpec
 
-WITHOUT_EFFECT = {"vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length"}
+WITHOUT_EFFECT = {"vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length", "pooling_type"}
 _OFF = (False, 0, "", "none")
 REFUSED = {  # setting that no family may leave unread: (values that mean "off", what it is)
     "rope.scaling.type": (_OFF, "a rotary scaling in this family"),

@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -15,18 +15,22 @@ from typing import Any
 import numpy as np
 
 from forwardpass import config
-from forwardpass.contracts import Completion, Score
+from forwardpass.contracts import Completion, Hidden, Score
 from forwardpass.decoding import params as decoding_params
 from forwardpass.decoding.params import SamplingParams
-from forwardpass.engine import Engine
+from forwardpass.engine import EncoderText, Engine
 from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
 from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
 from forwardpass.scheduler.request import Request
 from forwardpass.stages.preprocess import check_ids, encode_prompt
+from forwardpass.stages.project import project
+from forwardpass.tasks.abilities import abilities, require
 from forwardpass.tasks.chat import fitting_ids
 from forwardpass.tasks.complete import completion_ids, natural_ends
 from forwardpass.tasks.opening import Opened, open_model
+from forwardpass.tasks.reading import Reading
 from forwardpass.tasks.stream import Stream
+from forwardpass.tasks.texts import label_scores
 from forwardpass.weights.fill_in_middle import fill_in_middle
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -77,11 +81,12 @@ def thread_count(threads: int | None) -> int:
     return min(wanted, usable)
 
 
-class Model:
+class Model(Reading):
     """A loaded model. May be used from several threads: their requests share steps.
 
     tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data;
-    facts: what stage 5 knows of its tokens;  network: stages 2 to 4.
+    facts: what stage 5 knows of its tokens;  network: stages 2 to 4;  tasks: which of the methods here it can do;
+    settings: what its files say of labels and vectors;  dense: layers behind the pooling of vectors.
     """
 
     def __init__(self, opened: Opened):
@@ -95,6 +100,10 @@ class Model:
         self.arithmetic = opened.arithmetic
         self.network = opened.network
         self.facts = opened.facts
+        self.settings = opened.settings
+        self.dense = opened.dense
+        self.tasks = abilities(self.spec, self.settings, self.tokenizer)
+        self.told: set[str] = set()  # what the user has been warned of once and for all
         self._generation = opened.generation
         self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
         for sentence in opened.warnings:
@@ -173,16 +182,29 @@ class Model:
                              stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *middle.ends))))
         return self._answer(ids, chosen, params, started, stream)
 
-    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """float32 [tokens, vocab]: row i is what the model says after tokens 0..i. No tokens are added."""
+    def logits(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> np.ndarray:
+        """float32 [tokens, vocab]: row i is what the model says after tokens 0..i, a masked language model what it says
+        of token i. Of a head with labels float32 [1, labels], or [tokens, labels] if tokens have them; raw scores.
+        No tokens are added. token_types: the segment of each token, for models that tell them apart.
+        """
+        require(self, "logits")
+        head = self.spec.head.task
+        if head != "lm":
+            return self._read(token_ids, token_types, lambda hidden: label_scores(self, hidden))
+        if token_types is not None:
+            return self._read(token_ids, token_types, lambda hidden: project(
+                self.network, hidden, np.arange(len(hidden.values), dtype=np.int32)).values)
         return self._rows(token_ids, self.spec.vocab_size, logits=True)
 
-    def hidden_states(self, token_ids: Sequence[int]) -> np.ndarray:
-        """float32 [tokens, hidden_size] after the final norm. No tokens are added."""
+    def hidden_states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> np.ndarray:
+        """float32 [tokens, hidden_size] after the final norm. No tokens are added. token_types: as in `logits`."""
+        if token_types is not None:
+            return self._read(token_ids, token_types, lambda hidden: hidden.values.copy())
         return self._rows(token_ids, self.spec.hidden_size, logits=False)
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely the model finds a text. The first token has nothing before it and is not scored."""
+        require(self, "score")
         prompts, single = self._prompts(text)
         if not single:
             raise ParameterError("score takes one text; call it once for each")
@@ -258,6 +280,7 @@ class Model:
         return check_ids(prompt, self.spec.vocab_size)
 
     def _params(self, params: dict[str, Any]) -> SamplingParams:
+        require(self, "generate")
         encode = None if self.tokenizer is None else (
             lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
         return decoding_params.from_user(self._generation, params, vocab_size=self.facts.vocab_size, encode=encode)
@@ -308,6 +331,13 @@ class Model:
             asked = f" and {new_tokens} more are to follow" if new_tokens else ""
             raise ContextLengthError(f"the prompt has {len(ids)} tokens{asked}; the model's context is {limit} tokens: "
                                      "shorten the prompt" + (" or lower max_new_tokens" if new_tokens else ""))
+
+    def _read(self, token_ids: Sequence[int], types: Sequence[int] | None, each: Callable[[Hidden], np.ndarray]
+              ) -> np.ndarray:
+        """What `each` makes of one whole text's hidden states."""
+        ids = check_ids(token_ids, self.spec.vocab_size)
+        self._check_length(ids, 0)
+        return self.engine.encode([EncoderText(ids, types)], lambda hidden: [each(hidden)])[0]
 
     def _rows(self, token_ids: Sequence[int], width: int, *, logits: bool) -> np.ndarray:
         ids = check_ids(token_ids, self.spec.vocab_size)

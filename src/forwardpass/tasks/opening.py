@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forwardpass import config
 from forwardpass.backends.native import ARITHMETIC, FORMATS, NativeBackend
 from forwardpass.decoding.params import TokenFacts
@@ -22,11 +24,15 @@ from forwardpass.models.loading import Arena, load_weights
 from forwardpass.models.network import Network
 from forwardpass.models.packed_model import open_packed
 from forwardpass.models.spec import ModelSpec
+from forwardpass.models.task_settings import TaskSettings, read_task_settings
+from forwardpass.models.spec import ModelSpec
 from forwardpass.quant.formats import kv_dtype_for
+from forwardpass.tasks.dense import Dense
 from forwardpass.weights import packed, packed_file
 from forwardpass.weights.folder import folder_files, open_folder
 from forwardpass.weights.gguf import open_gguf
 from forwardpass.weights.gguf_parts import gguf_files
+from forwardpass.weights.sentence_transformers import dense_arrays, gguf_task_files, task_files, transformer_folder
 from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
@@ -40,7 +46,8 @@ class Opened:
     """A model in memory. dtype: as asked for, or as a packed model was packed;  warnings: sentences for the user.
 
     stored: target -> bytes of that tensor, in the checkpoint's own format unless another dtype was asked for;
-    arithmetic: "int8", "bfloat16" or "float32", what most weights are multiplied in.
+    arithmetic: "int8", "bfloat16" or "float32", what most weights are multiplied in;
+    settings: how it makes vectors and what its labels are called;  dense: its dense layers behind the pooling.
     """
 
     path: Path
@@ -52,20 +59,36 @@ class Opened:
     stored: Mapping[str, int]
     arithmetic: str
     warnings: tuple[str, ...]
+    settings: TaskSettings = TaskSettings()
+    dense: tuple[Dense, ...] = ()
 
 
 def open_source(path: Path) -> tuple[Source, HfConfig | None]:
     """The checkpoint's tensors, and its config where that is a file of its own. The caller closes the source."""
     if path.is_dir():
-        settings = read_config(path)
-        return open_folder(path, settings.values), settings
+        inner = transformer_folder(path)
+        settings = read_config(inner)
+        return open_folder(inner, settings.values), settings
     return open_gguf(path), None
+
+
+def read_settings(path: Path, source: Source, config: HfConfig | None, spec: ModelSpec) -> TaskSettings:
+    """What the files of a model say about its tasks."""
+    files = task_files(path, config.values) if config else gguf_task_files(source.metadata)
+    return read_task_settings(files, spec)
+
+
+def dense_layers(path: Path, settings: TaskSettings) -> tuple[dict[str, np.ndarray], ...]:
+    """The arrays of each dense layer behind the pooling (see tasks/dense.py)."""
+    return tuple(dense_arrays(path, one.folder, one.inputs, one.outputs, one.bias, one.residual)
+                 for one in settings.dense)
 
 
 def read_tokenizer(path: Path, source: Source) -> Tokenizer | None:
     """The model's tokenizer, or None if a directory holds none: token ids can be used all the same."""
     if not path.is_dir():
         return tokenizer_from_gguf(source.metadata)
+    path = transformer_folder(path)
     return tokenizer_from_directory(path) if has_tokenizer(path) else None
 
 
@@ -93,7 +116,10 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     source, settings = open_source(path)
     with source:
         checkpoint = registry.read(source, settings.values if settings else None)
-        key = packed.source_key(folder_files(path) if path.is_dir() else gguf_files(path), dtype)
+        task_settings = read_settings(path, source, settings, checkpoint.spec)
+        arrays = dense_layers(path, task_settings)
+        key = packed.source_key(folder_files(transformer_folder(path)) if path.is_dir() else gguf_files(path),
+                                dtype)
         cache = config.cache_dir()
         tokenizer, arena = _both(
             lambda: _tokenizer(path, source, cache, key),
@@ -103,8 +129,9 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     network = Network(checkpoint.spec, weights, backend, kv_dtype_for(dtype, kv_dtype))
     generation = settings.generation if settings else {}
     facts = _facts(checkpoint.spec, tokenizer, settings.eos_token_ids if settings else (), generation)
+    dense = tuple(Dense(backend, *each) for each in zip(task_settings.dense, arrays, strict=True))
     return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
-                  _arithmetic(weights), checkpoint.warnings)
+                  _arithmetic(weights), checkpoint.warnings, task_settings, dense)
 
 
 def stored_bytes(checkpoint: registry.Checkpoint, arena: Arena, dtype: str) -> dict[str, int]:

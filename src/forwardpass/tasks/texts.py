@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from forwardpass.contracts import Hidden
-from forwardpass.errors import ForwardpassError, ParameterError, UnsupportedModelError
+from forwardpass.errors import ForwardpassError, ParameterError
 from forwardpass.models.spec import ModelSpec
 from forwardpass.stages.pooling import pool
 from forwardpass.stages.texts import EncodedText, Limit, encode_texts
@@ -103,11 +103,6 @@ def has_types(spec: ModelSpec) -> bool:
 
 def read(model, texts: Sequence[EncodedText], each: Callable[[Hidden], Sequence[Any]]) -> list[Any]:
     """Run the texts; each(hidden states of some of them) gives one result a text. Results are in their order."""
-    types = reader(model.spec).token_types
-    for number, text in enumerate(texts):
-        if text.types is not None and max(text.types, default=0) >= types:
-            raise UnsupportedModelError(f"the tokenizer gives text {number} token type {max(text.types)}, the model "
-                                        f"has the types 0 to {types - 1}; its tokenizer belongs to another model")
     return model.engine.encode(texts, each)
 
 

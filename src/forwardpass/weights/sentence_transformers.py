@@ -29,6 +29,7 @@ _TRANSFORMER_FILES = tuple(f"sentence_{kind}_config.json" for kind in (
     "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
 _CONFIG_KEYS = ("id2label", "problem_type", "sentence_transformers", "sbert_ce_default_activation_function")
 """What is wanted of config.json here."""
+_GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 
 
 def task_files(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +54,13 @@ def task_files(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             found[TRANSFORMER] = read_object(inner / name)
             break
     return found
+
+
+def gguf_task_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a GGUF file, which says no more than how to pool (llama.cpp's pooling types 1 to 3)."""
+    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    name = _GGUF_POOLINGS.get(number) if isinstance(number, int) else None
+    return {} if name is None else {"1_Pooling/config.json": {"pooling_mode": name}}
 
 
 def transformer_folder(directory: Path) -> Path:
