@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,19 @@ from forwardpass.errors import ModelFileError
 from forwardpass.models import registry
 from forwardpass.models.loading import load_weights, plan
 from forwardpass.models.registry import Checkpoint
-from forwardpass.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec
+from forwardpass.models.spec import (
+    AttentionSpec,
+    DisentangledSpec,
+    ExpertsSpec,
+    HeadSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+    RelativeBiasSpec,
+)
 from forwardpass.models.weight_rows import BoundRow, WeightRow, match, named_rows, row_order, targets
-from forwardpass.models.weight_tables import fused
+from forwardpass.models.weight_tables import fused, part_of
 from forwardpass.weights.source import TensorInfo
 
 
@@ -135,6 +146,113 @@ def test_names_of_experts():
     assert (down.sources, down.rows, down.source_shape) == (("l.0.downs.weight",), slice(24, 32), (4, 8, 12))
 
 
+def shared_and_late():
+    """ALBERT's parts: one layer's weights for all, a narrow table with types, a head that is that table."""
+    norm = NormSpec("layer", 1e-12, True)
+    layer = LayerSpec(norm, AttentionSpec(2, 2, 4, 0.5, qkv_bias=True, causal=False), norm,
+                      MlpSpec("plain", 12, "relu"), order="post")
+    return ModelSpec("test", 8, 9, 10, (layer,) * 3, None, True, 10, True, embed_size=6, embed_norm=norm,
+                     token_types=2, project_last=True, project_bias=True, layer_weights=(0, 0, 0),
+                     head=HeadSpec(dense=6, dense_norm=norm)).check()
+
+
+def test_targets_of_shared_layers_and_a_late_projection():
+    shapes = targets(shared_and_late())
+    layer = {name for name in shapes if name.startswith("layers.")}
+    assert layer and all(name.startswith("layers.0.") for name in layer)
+    assert {name: shape for name, shape in shapes.items() if name not in layer} == {
+        "embed.tokens.weight": (9, 6), "embed.types.weight": (2, 6), "embed.positions.weight": (10, 6),
+        "embed.project_in.weight": (8, 6), "embed.project_in.bias": (8,), "embed.norm.weight": (6,),
+        "embed.norm.bias": (6,), "head.dense.weight": (6, 8), "head.dense.bias": (6,), "head.dense_norm.weight": (6,),
+        "head.dense_norm.bias": (6,), "head.weight": (9, 6), "head.bias": (9,)}
+
+
+def a_pair(shared=True):
+    bias = RelativeBiasSpec(8, 20, True)
+    seen = AttentionSpec(2, 2, 4, 1.0, causal=False, relative=bias)
+    rms, mlp = NormSpec("rms", 1e-6), MlpSpec("gated", 12, "silu")
+    encoder = ModelSpec("test", 10, 9, 10, (LayerSpec(rms, seen, rms, mlp),) * 2, rms, False, embed_size=8,
+                        head=HeadSpec("none"))
+    own = AttentionSpec(2, 1, 4, 1.0, relative=replace(bias, bidirectional=False))
+    cross = AttentionSpec(4, 2, 3, 1.0, qkv_bias=True, causal=False)
+    layer = LayerSpec(rms, own, rms, mlp, cross=cross, cross_norm=rms)
+    return ModelSpec("test", 8, 9, 10, (layer,) * 2, rms, True, encoder=encoder, shared_embedding=shared).check()
+
+
+def test_targets_of_a_pair():
+    shapes = targets(a_pair())
+    assert "encoder.embed.tokens.weight" not in shapes and "encoder.head.weight" not in shapes
+    assert targets(a_pair(shared=False))["encoder.embed.tokens.weight"] == (9, 8)
+    assert {name: shape for name, shape in shapes.items() if "relative" in name} == {
+        "encoder.layers.0.attention.relative_bias.weight": (8, 2), "layers.0.attention.relative_bias.weight": (8, 2)}
+    assert {name: shape for name, shape in shapes.items() if "1.cross" in name} == {
+        "layers.1.cross_norm.weight": (8,), "layers.1.cross.q.weight": (12, 8), "layers.1.cross.q.bias": (12,),
+        "layers.1.cross.k.weight": (6, 10), "layers.1.cross.k.bias": (6,), "layers.1.cross.v.weight": (6, 10),
+        "layers.1.cross.v.bias": (6,), "layers.1.cross.out.weight": (8, 12)}
+    assert shapes["encoder.layers.1.attention.q.weight"] == (8, 10) and shapes["encoder.final_norm.weight"] == (10,)
+    assert list(shapes)[-1] == "head.weight"
+
+
+def test_targets_of_disentangled_attention():
+    spans = DisentangledSpec(8, 8, 30, shared=False, norm=NormSpec("layer", 1e-7, True))
+    names = {}
+    for which in ({}, {"c2p": False}, {"p2c": False}, {"shared": True}):
+        a = AttentionSpec(2, 2, 4, 0.5, qkv_bias=True, causal=False, disentangled=replace(spans, **which))
+        layer = LayerSpec(None, a, None, MlpSpec("plain", 12, "relu"))
+        shapes = targets(ModelSpec("test", 8, 9, 10, (layer,), None, False, head=HeadSpec("none")).check())
+        assert shapes["embed.relative.weight"] == (16, 8) and shapes["embed.relative_norm.bias"] == (8,)
+        names[str(which)] = {name[19:] for name in shapes if "position" in name}
+    q, k = {"position_q.weight", "position_q.bias"}, {"position_k.weight", "position_k.bias"}
+    assert list(names.values()) == [q | k, q, k, set()]
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("labels", 3), ("tags", 5)])
+def test_targets_of_labels(task, outputs):
+    layer = LayerSpec(None, AttentionSpec(1, 1, 8, 1.0), None, MlpSpec("plain", 12, "relu"))
+    head = HeadSpec(task, outputs, "last" if task == "labels" else "each", dense_bias=False)
+    for dense, width in ((0, 8), (20, 20)):
+        spec = ModelSpec("test", 8, 9, 10, (layer,), None, False, embed_size=6, head=replace(head, dense=dense)).check()
+        shapes = targets(spec)
+        assert shapes["head.weight"] == (outputs, width) and "embed.project_out.weight" not in shapes
+        rows = {row.target: row for row in named_rows(spec, dict.fromkeys(stems(spec), ("x",)))}
+        assert not rows["head.weight"].optional  # nothing else could stand for it
+
+
+def stems(spec):
+    return {re.sub(r"layers\.\d+\.", "", name.rpartition(".")[0]) for name in targets(spec)}
+
+
+def test_names_of_a_pair():
+    spec = a_pair()
+    names = {stem: (f"{'enc' if stem.startswith('encoder.') else 'dec'}.{{i}}.{stem.rpartition('.')[2]}",)
+             for stem in stems(spec)}
+    rows = {row.target: row for row in named_rows(spec, names)}
+    assert rows["encoder.layers.1.attention.q.weight"].sources == ("enc.1.q.weight",)
+    assert rows["layers.1.attention.q.weight"].sources == ("dec.1.q.weight",)
+    assert rows["layers.0.cross.k.bias"].sources == ("dec.0.k.bias",) and rows["head.weight"].optional
+    assert part_of(rows["encoder.layers.1.attention.q.weight"]) == ("encoder.layers.1.", "attention.q", "weight")
+    assert part_of(rows["encoder.final_norm.weight"]) == ("", "encoder.final_norm", "weight")
+    both = fused(rows.values(), ["attention.q", "attention.k"])
+    cut = {row.target: row.rows for row in both}
+    assert cut["encoder.layers.1.attention.k.weight"] == slice(8, 16)
+    assert cut["layers.1.attention.k.weight"] == slice(8, 12)
+
+
+def test_a_table_of_relative_biases_stays_as_it_is(tools):
+    """No kernel layout: float32, whatever dtype is asked for; transposed where a file has it so."""
+    name = "layers.0.attention.relative_bias.weight"
+    for transform, stored in (("none", numbered(6, 4)), ("transpose", numbered(4, 6))):
+        row = WeightRow(name, ("x",), (6, 4), transform)
+        source = tools.FakeSource("safetensors", {"x": stored})
+        checkpoint = Checkpoint(None, tuple(match([row], source)), ())
+        weights = load_weights(checkpoint, source, "int4", native.NativeBackend(1)).weights()
+        assert weights.matrices == {} and weights.vectors[name].dtype == np.float32
+        assert np.array_equal(weights.vectors[name], stored.T if transform == "transpose" else stored)
+    broken = tools.FakeSource("safetensors", {"x": stored * np.nan})
+    with pytest.raises(ModelFileError, match="NaN or infinite"):
+        load_weights(Checkpoint(None, tuple(match([row], broken)), ()), broken, "auto", native.NativeBackend(1))
+
+
 @pytest.fixture
 def arrays(tiny):
     made = tiny("llama")
@@ -217,6 +335,15 @@ def test_a_head_of_another_shape_is_refused(arrays, tools):
     held["lm_head.weight"] = np.zeros((63, 48), np.float32)
     with pytest.raises(ModelFileError, match=r"lm_head\.weight"):
         read(tools, config, held)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_tables_that_are_added_keep_their_precision(dtype, tools):
+    names = ("embed.positions", "embed.types", "embed.relative", "encoder.embed.positions")
+    rows = [WeightRow(name + ".weight", (name,), (4, 32)) for name in (*names, "layers.0.cross.q")]
+    source = tools.FakeSource("gguf", {row.sources[0]: numbered(4, 32) for row in rows})
+    places, _ = plan(Checkpoint(None, tuple(match(rows, source)), ()), dtype)
+    assert [place.format for place in places] == ["F32"] * 4 + [{"int8": "Q8C", "int4": "Q4"}[dtype]]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

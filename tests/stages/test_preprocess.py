@@ -56,6 +56,26 @@ def test_pack():
         pack([[1]], past=[1, 2])
 
 
+def test_types_lie_beside_their_tokens():
+    assert pack([[5, 6], [7]]).types is None
+    packed = pack([[5, 6, 7], [8], [9, 10]], types=[[0, 0, 1], None, (1, 1)])
+    assert packed.types.tolist() == [0, 0, 1, 0, 1, 1] and packed.types.dtype == np.int32
+    for bad, words in (([[0]], "1 entries for 2"), ([[0], [0, 1]], r"types\[1\] has 2 entries for 1 tokens"),
+                       ([[0.5], [0]], r"types\[0\].*float64"), ([[2**40], None], "1099511627776")):
+        with pytest.raises(ParameterError, match=words):
+            pack([[1], [2]], types=bad)
+
+
+def test_types_of_a_rectangle():
+    """Padding has none: whatever stands there is dropped."""
+    ids, mask, types = ([0, 5, 6], [7, 0, 0]), ([0, 1, 1], [1, 0, 0]), ([9, 0, 1], [1, 9, 9])
+    padded = Padded(np.array(ids), np.array(mask), np.array(types))
+    assert unpad(padded).types.tolist() == [0, 1, 1]
+    assert unpad(Padded(padded.input_ids, padded.attention_mask)).types is None
+    with pytest.raises(ParameterError, match=r"token_type_ids has shape \(2, 2\)"):
+        unpad(Padded(padded.input_ids, padded.attention_mask, np.zeros((2, 2), int)))
+
+
 def test_positions_count_real_tokens():
     """Mask 0,0,1,1,1 gives the real tokens positions 0, 1, 2."""
     left = pad([[5, 6, 7], [1, 2, 3, 4, 5]], side="left", pad_id=0)

@@ -24,7 +24,7 @@ from forwardpass.models.spec import (
     RotarySpec,
 )
 
-MAX_TABLE = 2**28
+MAX_TABLE = 2**26
 """Numbers in a table of positions that is computed, not read."""
 
 
@@ -179,7 +179,7 @@ def _check_bias(a: AttentionSpec) -> None:
         d = a.disentangled
         _require(1 <= d.span <= MAX_DISTANCE, f"a span of relative positions from 1 to {MAX_DISTANCE}", d.span)
         _require(d.buckets in (0, d.span), f"buckets of relative positions: 0 (none) or the span, {d.span}", d.buckets)
-        _require(not d.buckets or d.span >= 4, "4 buckets of relative positions or more", d.buckets)
+        _require(not d.buckets or (d.span >= 4 and d.span % 2 == 0), "an even number of buckets, 4 or more", d.buckets)
         _require(not d.buckets or d.span // 2 + 1 < d.max_distance <= MAX_DISTANCE,
                  f"a greatest relative distance above {d.span // 2 + 1}, at most {MAX_DISTANCE}", d.max_distance)
         _require(not a.causal and a.num_heads == a.num_kv_heads, "disentangled attention to be an encoder's", "another")

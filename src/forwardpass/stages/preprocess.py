@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 
-from ..contracts import Packed, Padded, unpad
+from ..contracts import Packed, Padded, int32, unpad
 from ..errors import ContextLengthError, ParameterError
 from ..weights.tokenizer import Tokenizer
 
@@ -47,10 +47,12 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     return checked
 
 
-def pack(sequences: Sequence[Sequence[int]], *, past: Sequence[int] | None = None) -> Packed:
+def pack(sequences: Sequence[Sequence[int]], *, past: Sequence[int] | None = None,
+         types: Sequence[Sequence[int] | None] | None = None) -> Packed:
     """Sequences side by side without padding.
 
-    `past[i]` tokens of sequence i are already in the cache, so its positions begin there (default 0).
+    `past[i]` tokens of sequence i are already in the cache, so its positions begin there (default 0). `types[i]` are
+    the types (segments) of its tokens; None = all 0.
     """
     lengths = [len(ids) for ids in sequences]
     if not lengths or 0 in lengths:
@@ -62,7 +64,18 @@ def pack(sequences: Sequence[Sequence[int]], *, past: Sequence[int] | None = Non
     np.cumsum(lengths, out=starts[1:])
     token_ids = np.concatenate([np.asarray(ids, np.int32) for ids in sequences])
     positions = np.concatenate([np.arange(p, p + n, dtype=np.int32) for p, n in zip(first, lengths, strict=True)])
-    return Packed(token_ids, positions, starts)
+    return Packed(token_ids, positions, starts, None if types is None else _packed_types(types, lengths))
+
+
+def _packed_types(types: Sequence[Sequence[int] | None], lengths: list[int]) -> np.ndarray:
+    if len(types) != len(lengths):
+        raise ParameterError(f"types has {len(types)} entries for {len(lengths)} sequences; expected one each.")
+    rows = [np.zeros(length, np.int32) if one is None else int32(f"types[{i}]", one)
+            for i, (one, length) in enumerate(zip(types, lengths, strict=True))]
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if row.size != length:
+            raise ParameterError(f"types[{i}] has {row.size} entries for {length} tokens; expected one each.")
+    return np.concatenate(rows)
 
 
 def truncate(

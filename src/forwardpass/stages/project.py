@@ -1,4 +1,7 @@
-"""Stage 4: hidden states become logits, for the rows that somebody will look at and no others."""
+"""Stage 4: hidden states become logits, for the rows that somebody will look at and no others, or the scores of labels.
+
+Vectors of texts are made in pooling.py.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import numpy as np
 
 from forwardpass.contracts import Hidden, Logits, int32
 from forwardpass.errors import ParameterError
+from forwardpass.stages.pooling import pool
+
+POOLINGS = {"first": "cls", "last": "last", "mean": "mean"}
+"""What a head of labels reads of a text (HeadSpec.pool) -> its name in pooling.py."""
 
 
 def project(network, hidden: Hidden, rows: np.ndarray | None = None) -> Logits:
@@ -22,3 +29,9 @@ def project(network, hidden: Hidden, rows: np.ndarray | None = None) -> Logits:
     if rows.size == 0:
         return Logits(np.empty((0, network.spec.vocab_size), np.float32), rows)
     return Logits(network.project(hidden.values, rows), rows)
+
+
+def label_scores(network, hidden: Hidden) -> np.ndarray:
+    """Scores float32 [texts, labels] of a head that labels texts, or [tokens, labels] of one that labels tokens."""
+    how = POOLINGS.get(network.spec.head.pool)
+    return network.head(pool(hidden, (how,)) if how else hidden.values)

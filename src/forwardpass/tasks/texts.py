@@ -11,11 +11,10 @@ import numpy as np
 from forwardpass.contracts import Hidden
 from forwardpass.errors import ForwardpassError, ParameterError
 from forwardpass.models.spec import ModelSpec
-from forwardpass.stages.pooling import pool
+from forwardpass.stages import project
 from forwardpass.stages.texts import EncodedText, Limit, encode_texts
 
 Pair = tuple[str, str]
-_POOLED = {"each": None, "first": "cls", "last": "last", "mean": "mean"}
 
 
 def checked_texts(texts: Any, name: str = "texts") -> list[str]:
@@ -107,9 +106,8 @@ def read(model, texts: Sequence[EncodedText], each: Callable[[Hidden], Sequence[
 
 
 def label_scores(model, hidden: Hidden) -> np.ndarray:
-    """float32 [texts, labels] of a head that labels texts, or [tokens, labels] of one that labels tokens."""
-    how = _POOLED[model.spec.head.pool]
-    return finite(model.network.head(hidden.values if how is None else pool(hidden, (how,))))
+    """Those of stage 4, which must be numbers."""
+    return finite(project.label_scores(model.network, hidden))
 
 
 def finite(scores: np.ndarray) -> np.ndarray:
