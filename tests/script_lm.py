@@ -1,18 +1,22 @@
-"""An engine over a network whose logits are a function of the whole text, which it reads back through the cache."""
+"""An engine over a network whose logits are a function of the whole text, which it reads back through the cache; and
+networks of an encoder, alone or before such a network."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 
 from forwardpass.contracts import PAGE
 from forwardpass.decoding.params import TokenFacts, from_user
-from forwardpass.engine import Engine
+from forwardpass.engine import EncoderText, Engine
 from forwardpass.models.regimes import Regimes
+from forwardpass.models.spec import HeadSpec
 
 VOCAB, EOS = 64, 63
+END = -1  # of a source
 FACTS = TokenFacts(VOCAB, end_ids=(EOS,))
 
 
@@ -51,12 +55,15 @@ class Memory:
 
 class ScriptLM:
     """logits = f(all tokens so far that some layer sees), read back through the block tables. before: called in every
-    step. windows: of its groups of layers, 0 = none;  regimes: what its factors follow."""
+    step. windows: of its groups of layers, 0 = none;  regimes: what its factors follow.
 
-    def __init__(self, f, max_positions=4096, windows=(0,), regimes=None):
-        self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=True)
-        self.encoder = None
-        self.groups = [SimpleNamespace(window=window) for window in windows]
+    pair: it has an encoder. Then f is given the source and END before the text, also read back."""
+
+    def __init__(self, f, max_positions=4096, windows=(0,), regimes=None, pair=False):
+        self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=True,
+                                    head=HeadSpec())
+        self.encoder = ScriptEncoder(max_positions, stores=True) if pair else None
+        self.groups = [SimpleNamespace(window=window) for window in windows] + [SimpleNamespace(window=0)] * pair
         self.regimes = regimes or Regimes()
         self.f, self.before = f, lambda: None
 
@@ -76,15 +83,16 @@ class ScriptLM:
             rows = hidden[starts[s] : starts[s + 1], 0].astype(int)
             assert positions[starts[s] : starts[s + 1]].tolist() == list(range(begin, begin + len(rows)))
             factor = next((int(one[s]) for one in (cache.regime, cache.lengths) if one is not None), 0)
+            source = [] if self.encoder is None else self._source(memory[-1], cache.tables[-1, s], cache.sources[s])
+            own = list(zip(memory, self.groups, cache.tables[:, s], strict=True))[: -1 if source else None]
             for i, token in enumerate(rows, start=int(begin)):
-                for group, table in zip(memory, cache.tables[:, s], strict=True):
+                for group, _, table in own:
                     group.slots[table[i // PAGE], i % PAGE] = token, factor
             for end in range(int(begin) + 1, int(begin) + len(rows) + 1):
-                seen = [self._seen(group, kind.window, table, end)
-                        for group, kind, table in zip(memory, self.groups, cache.tables[:, s], strict=True)]
+                seen = [self._seen(group, kind.window, table, end) for group, kind, table in own]
                 longest = max(seen, key=len)
                 assert all(longest[-len(one) :] == one for one in seen)
-                self.texts.append(longest)
+                self.texts.append(source + longest)
         return np.arange(len(self.texts), dtype=np.float32)[:, None]
 
     def _seen(self, memory, window, table, end):
@@ -99,6 +107,13 @@ class ScriptLM:
         else:
             assert (factors == factors[-1]).all()
         return tokens.tolist()
+
+    def _source(self, memory, table, length):
+        at = np.arange(length)
+        assert (table[at // PAGE] >= 0).all()
+        tokens = memory.slots[table[at // PAGE], at % PAGE, 0]
+        assert (tokens >= 0).all() and length
+        return [*tokens.tolist(), END]
 
     def project(self, hidden, rows):
         out = np.zeros((rows.size, VOCAB), np.float32)
@@ -125,6 +140,45 @@ class ScriptLM:
         return np.array(chosen, np.int32).reshape(-1, ids.size), dict.fromkeys(("embed", "decode", "project"), 1e-4)
 
 
+class ScriptEncoder:
+    """Hidden states that depend on the whole text, on its types and on their row. stores: as the encoder of a pair, it
+    writes the tokens to where the decoder finds them. types: how many it knows;  read: the lengths of each step."""
+
+    def __init__(self, max_positions=4096, stores=False, types=2):
+        self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=False,
+                                    token_types=types, head=HeadSpec(task="none"))
+        self.encoder, self.regimes = None, Regimes()
+        self.groups = [SimpleNamespace(window=0)] * stores
+        self.before, self.read = (lambda: None), []
+
+    def block_bytes(self):
+        return []
+
+    def kv_memory(self, blocks):
+        return []
+
+    def embed(self, ids, positions, types=None):
+        return np.stack([ids, ids * 0 if types is None else types], 1).astype(np.float32)
+
+    def layers(self, hidden, positions, starts, cache=None, memory=()):
+        self.before()
+        self.read.append(np.diff(starts).tolist())
+        assert (cache is None) == (not self.groups) and len(memory) == len(self.groups)
+        out = np.empty((len(hidden), 3), np.float32)
+        for s, (begin, end) in enumerate(pairwise(starts)):
+            assert positions[begin:end].tolist() == list(range(end - begin))
+            out[begin:end] = encoded(*hidden[begin:end].T.astype(int).tolist())
+            for i, token in enumerate(hidden[begin:end, 0].astype(int) if cache else ()):
+                memory[0].slots[cache.tables[0, s, i // PAGE], i % PAGE] = token, 0
+        return out
+
+
+def encoded(tokens, types=None):
+    """float32 [tokens, 3]: what ScriptEncoder makes of a text."""
+    whole = hash((*tokens, *(types or [0] * len(tokens))))
+    return np.random.default_rng(whole & 0xFFFF).normal(0, 1, (len(tokens), 3)).astype(np.float32)
+
+
 def mixed(text):
     """A next token that depends on every token before it, and never ends the answer."""
     return hash(tuple(text)) % EOS
@@ -146,14 +200,28 @@ def params(**given):
     return from_user(None, {"max_new_tokens": 20, **given}, vocab_size=VOCAB)
 
 
-def start(engine, prompt=(1, 2, 3), **given):
-    return engine.add(list(prompt), params(**given))
+def encoder(**kinds):
+    """An engine of an encoder; kinds: of ScriptEncoder."""
+    return Engine(ScriptEncoder(**kinds), FACTS, Letters(), 0)
 
 
-def alone(prompt, f=mixed, **given):
+def texts(*ids):
+    return [EncoderText(one) for one in ids]
+
+
+def each(hidden):
+    """For encode(): all rows of each text."""
+    return [hidden.values[a:b].copy() for a, b in pairwise(hidden.packed.starts)]
+
+
+def start(engine, prompt=(1, 2, 3), source=None, **given):
+    return engine.add(list(prompt), params(**given), source_ids=source)
+
+
+def alone(prompt, f=mixed, source=None, **given):
     """What a request gives on a fresh engine."""
-    engine = make(f)
-    request = start(engine, prompt, **given)
+    engine = make(f, pair=source is not None)
+    request = start(engine, prompt, source, **given)
     engine.run([request])
     return [one.token_ids for one in request.completions()]
 

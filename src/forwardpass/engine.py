@@ -85,9 +85,7 @@ class Engine:
         source_ids: what an encoder-decoder answers to; it is encoded once, for all answers. The prompt is then how each
         answer begins.  prompt_index: which prompt of the caller's list it is, for the caller's own functions.
         """
-        if not self.network.spec.causal:
-            raise UnsupportedModelError("this model only reads texts, it has no next tokens; use a model that "
-                                        "generates")
+        self._check_generates()
         source = self._source(source_ids)
         longest = len(prompt_ids) + params.max_new_tokens - 1  # the last token is chosen, never computed
         self._check_room(longest, "the request", "shorten the prompt or lower max_new_tokens", source)
@@ -132,6 +130,8 @@ class Engine:
                 rows = np.arange(at, min(at + PROJECT_ROWS, count), dtype=np.int32)
                 consume(first + at, project(self.network, Hidden(values, packed), rows).values)
 
+        if logits and self.network.spec.head.task != "lm":
+            raise UnsupportedModelError("this model's head gives no logits of tokens; use a model with a language head")
         pass_on = projected if logits else consume
         if not self.network.spec.causal:
             self.encode([EncoderText(ids)], lambda hidden: [pass_on(0, hidden.values)])
@@ -216,6 +216,11 @@ class Engine:
         if self.encoder is None:
             self._check_room(ids.size, f"text {number}", "shorten the text")
         return ids, types
+
+    def _check_generates(self) -> None:
+        spec = self.network.spec
+        if not spec.causal or spec.head.task != "lm":
+            raise UnsupportedModelError("this model reads texts but has no next tokens; use one that generates")
 
     def _check_room(self, positions: int, what: str, advice: str, source: Text | None = None) -> None:
         left = self.cache.size - (self.cache.sources.need(len(source)) if source else 0)
