@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+
+import numpy as np
+
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.models.regimes import Regimes
 from forwardpass.scheduler.scheduler import Scheduler, Sequence
+from forwardpass.scheduler.texts import Text
 from token_cache import TokenCache
 
 
 class Bench:
     """A scheduler and a computer that checks what it may and must do."""
 
-    def __init__(self, blocks, budget=512, windows=(0,), regimes=None):
-        self.cache = TokenCache(blocks, windows, budget)
+    def __init__(self, blocks, budget=512, windows=(0,), regimes=None, pair=False, text_rows=512):
+        self.cache = TokenCache(blocks, windows, budget, pair)
         self.prefixes = PrefixCache(self.cache)
         self.regimes = regimes or Regimes()
-        self.scheduler = Scheduler(self.cache, self.prefixes, budget, self.regimes)
+        self.scheduler = Scheduler(self.cache, self.prefixes, budget, self.regimes, text_rows)
         self.computed = 0
+        self.read = []  # texts of each step
 
-    def add(self, tokens):
-        sequence = Sequence(list(tokens))
+    def add(self, tokens, source=None):
+        """source: tokens, or the Text that another sequence has."""
+        if source is not None and not isinstance(source, Text):
+            source = Text(np.array(source, np.int32))
+        sequence = Sequence(list(tokens), source=source)
         self.scheduler.add(sequence)
         return sequence
 
+    def queue(self, lengths):
+        """Texts that somebody wants to have read; the first token of each is its length."""
+        queue = deque(Text(np.full(n, n, np.int32), owner=self) for n in lengths)
+        self.scheduler.texts.add(queue)
+        return queue
+
     def compute(self, plan):
-        """What a forward pass does: reads every earlier position of a sequence and writes the new ones."""
+        """What a forward pass does: an encoder reads texts; then every earlier position of a sequence is read, and its
+        source, and the new ones are written."""
+        texts, plan = plan
+        assert len({id(text) for text in texts}) == len(texts)
+        for own in ([text for text in texts if text.owner], [text for text in texts if not text.owner]):
+            assert sum(map(len, own)) <= self.scheduler.texts.rows or len(own) == 1
+        for text in texts:
+            assert not text.read
+            if self.cache.sources is not None:
+                self.cache.write_source(text.blocks, text.tokens.tolist())
+        self.read.append([len(text) for text in texts])
         assert sum(work.count for work in plan) <= self.scheduler.step_tokens
         assert len({id(work.sequence) for work in plan}) == len(plan)
         for work in plan:
@@ -36,20 +61,33 @@ class Bench:
                        for i, t in enumerate(s.tokens)]
             assert len({one[1:] for one in factors[s.computed : s.computed + work.count]}) == 1
             self.cache.compute(s.tables, factors, s.computed, s.computed + work.count)
+            if s.source is not None:
+                assert s.source.read or s.source in texts
+                self.cache.read_source(s.source.blocks, s.source.tokens.tolist())
             self.computed += work.count
 
     def step(self):
-        plan = self.scheduler.plan().work
+        plan = self.scheduler.plan()
         self.compute(plan)
-        for work in plan:
+        for text in plan.texts:
+            self.scheduler.text_done(text)
+        for work in plan.work:
             self.scheduler.done(work)
-        return plan
+        return plan.work
 
     def check(self):
-        """Holders of every block are exactly the sequences and kept texts that name it."""
+        """Holders of every block are exactly the sequences and kept texts that name it; sources have theirs while one
+        that attends to them runs."""
         s = self.scheduler
         assert not any(w.tables or w.computed for w in s.waiting)
-        self.cache.check_holders([*(one.tables for one in s.running), *self.kept()])
+        for sequences in (s.waiting, s.running):
+            assert [one.order for one in sequences] == sorted(one.order for one in sequences)
+        sources = Counter(one.source for one in s.running if one.source is not None)
+        assert all(source.holders == n and source.blocks for source, n in sources.items())
+        assert not any(one.source.blocks or one.source.read for one in s.waiting
+                       if one.source is not None and one.source not in sources)
+        self.cache.check_holders([*(one.tables for one in s.running), *self.kept()],
+                                 [text.blocks for text in [*sources, *s._lent]])
 
     def kept(self):
         return [kept.tables for kept in self.prefixes._texts.values()]

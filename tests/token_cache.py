@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from forwardpass.cache.blocks import blocks_for
 from forwardpass.cache.tables import KvCache
 from forwardpass.contracts import PAGE
 
@@ -28,13 +29,15 @@ class Memory:
 
 
 class TokenCache(KvCache):
-    """blocks: of each group, if all hold as many;  windows: of each group, 0 = none."""
+    """blocks: of each group, if all hold as many;  windows: of each group, 0 = none;  pair: there are sources too,
+    which share the bytes."""
 
-    def __init__(self, blocks, windows=(0,), step_tokens=512):
+    def __init__(self, blocks, windows=(0,), step_tokens=512, pair=False):
         size = blocks * len(windows) * BLOCK_BYTES
         self.memories = [Memory(size // BLOCK_BYTES) for _ in windows]
         self.windows = windows
-        super().__init__(self.memories, windows, size, step_tokens)
+        self.source_memory = Memory(size // BLOCK_BYTES) if pair else None
+        super().__init__(self.memories, windows, size, step_tokens, self.source_memory)
         self.pools = [group.pool for group in self._groups]
 
     def compute(self, tables, tokens, begin, end):
@@ -58,14 +61,27 @@ class TokenCache(KvCache):
             block = table.blocks[position // PAGE - table.first]
             assert memory.slots[block][position % PAGE] == tokens[position], "a block holds another text"
 
+    def write_source(self, blocks, tokens):
+        """What an encoder does."""
+        assert len(blocks) == blocks_for(len(tokens))
+        for i, token in enumerate(tokens):
+            self.source_memory.slots.setdefault(blocks[i // PAGE], {})[i % PAGE] = token
+
+    def read_source(self, blocks, tokens):
+        """What cross-attention sees."""
+        for i, token in enumerate(tokens):
+            assert self.source_memory.slots[blocks[i // PAGE]][i % PAGE] == token, "a block holds another source"
+
     def used(self):
         """Blocks that somebody holds, by group."""
         return [sum(pool.holders(block) > 0 for block in range(pool.size)) for pool in self.pools]
 
-    def check_holders(self, texts):
-        """The holders of every block are exactly the tables that name it."""
+    def check_holders(self, texts, sources=()):
+        """The holders of every block are exactly the tables, or the one source, that name it."""
         for g, pool in enumerate(self.pools):
             held = Counter(block for tables in texts for block in tables[g].blocks)
             assert all(len(set(tables[g].blocks)) == len(tables[g].blocks) for tables in texts)
             assert all(pool.holders(block) == held[block] for block in range(pool.size))
-        assert self.size - self.free == sum(self.used()) * BLOCK_BYTES
+        held = [block for blocks in sources for block in blocks]
+        assert len(set(held)) == len(held) and all(self.sources._pool.holders(block) == 1 for block in held)
+        assert self.size - self.free == (sum(self.used()) + len(held)) * BLOCK_BYTES
