@@ -35,20 +35,47 @@ def top_k_indices(row: np.ndarray, k: int) -> np.ndarray:
 
 
 def draw(row: np.ndarray, u: float) -> int:
-    """Index drawn from softmax(row) by inverting its cumulative sum at u in [0, 1). The maximum must be finite.
+    """Index drawn from softmax(row) by inverting its cumulative sum at u in [0, 1). The maximum must be finite."""
+    return _invert(weights(row), u)[0]
+
+
+def _invert(probable: np.ndarray, u: float, sums: np.ndarray | None = None) -> tuple[int, np.ndarray]:
+    """The index at u in [0, 1) of the cumulative sum of weights, not all 0; and the sums of their blocks.
 
     Sums of blocks find the block, then only that block is summed step by step: a float64 cumulative sum of the whole
     vocabulary would cost several times as much as the softmax.
     """
-    probable = weights(row)
-    starts = np.arange(0, row.size, _BLOCK)
-    total = np.cumsum(np.add.reduceat(probable, starts, dtype=np.float64))
+    if sums is None:
+        sums = np.add.reduceat(probable, np.arange(0, probable.size, _BLOCK), dtype=np.float64)
+    total = np.cumsum(sums)
     target = u * total[-1]
     # side="right": the first sum that exceeds the target, so that an index of weight 0 is never drawn.
     block = int(np.searchsorted(total, target, side="right"))
-    begin = int(starts[block])
+    begin = block * _BLOCK
     inside = np.cumsum(probable[begin : begin + _BLOCK], dtype=np.float64)
     offset = int(np.searchsorted(inside, target - (total[block - 1] if block else 0.0), side="right"))
     if offset == inside.size:  # the two sums of this block were rounded differently: its last possible token
         offset = int(np.flatnonzero(probable[begin : begin + _BLOCK])[-1])
-    return begin + offset
+    return begin + offset, sums
+
+
+class Lottery:
+    """Draws from softmax(row) without replacement: after each draw from what is left. row: float32 [n]."""
+
+    def __init__(self, row: np.ndarray):
+        self._row = row.copy()
+        self._weights: np.ndarray | None = None
+        self._sums: np.ndarray | None = None
+
+    def draw(self, u: float) -> int | None:
+        """The index at u in [0, 1) of those that were not drawn yet; None if all others are -infinity."""
+        if self._sums is None or not self._sums.any():  # at first, and where all others are far less likely
+            if not self._row.size or self._row.max() == -np.inf:
+                return None
+            self._weights, self._sums = weights(self._row), None
+        index, self._sums = _invert(self._weights, u, self._sums)
+        self._row[index] = -np.inf
+        self._weights[index] = 0
+        begin = index - index % _BLOCK
+        self._sums[begin // _BLOCK] = self._weights[begin : begin + _BLOCK].sum(dtype=np.float64)
+        return index

@@ -150,8 +150,9 @@ Edit = Callable[[np.ndarray, History], object]
 class Chain:
     """The processors of one request, and the memory of its tokens that they need.
 
-    build() makes it. history: of the request's first sequence;  before, after: functions (row, history) that edit a
-    row, in order, on both sides of prefix_allowed_tokens_fn;  users: the user's processors.
+    build() makes it. history: of the request's first sequence;  vocab_size: of the rows that candidates() takes;
+    before, after: functions (row, history) that edit a row, in order, on both sides of prefix_allowed_tokens_fn;
+    users: the user's processors.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Chain:
         prompt_index: int = 0,
     ):
         self._params = params
-        self._vocab_size = facts.vocab_size
+        self.vocab_size = facts.vocab_size
         self._before, self._after, self._users = tuple(before), tuple(after), tuple(users)
         self._prompt_index = prompt_index
         self._filters = () if params.greedy else tuple(_filters(params))
@@ -188,12 +189,12 @@ class Chain:
         """
         row = self._copy(row)
         self.edit(row[None], [self.history])
-        row = row[: self._vocab_size]
+        row = row[: self.vocab_size]
         return ban(row, banned) if banned else row
 
     def edit(self, rows: np.ndarray, pasts: Sequence[History]) -> None:
         """adjust() in place, for the beams of a prompt together. rows: float32 [beams, rows of the model's head]."""
-        rows[:, self._vocab_size :] = NEVER
+        rows[:, self.vocab_size :] = NEVER
         for row, past in zip(rows, pasts, strict=True):
             for edit in self._before:
                 edit(row, past)
@@ -223,7 +224,7 @@ class Chain:
 
     def _constrain(self, rows: np.ndarray, pasts: Sequence[History]) -> None:
         function = self._params.prefix_allowed_tokens_fn
-        ids = [allowed(function, self._prompt_index, past.token_ids, self._vocab_size) for past in pasts]
+        ids = [allowed(function, self._prompt_index, past.token_ids, self.vocab_size) for past in pasts]
         kept = [row[possible] for row, possible in zip(rows, ids, strict=True)]
         # What no beam may say for another reason is said all the same: the constraint holds, as in transformers.
         lost = all((values == NEVER).all() for values in kept)

@@ -11,6 +11,15 @@ from forwardpass.decoding.params import SamplingParams, TokenFacts
 from forwardpass.decoding.processors import build
 from forwardpass.errors import ForwardpassError, ParameterError
 
+BAD_LOGITS = (
+    "Logits must be finite numbers; the model produced {}. Its weights are damaged, or too large for this dtype: try "
+    "dtype='float32'."
+)
+NO_TOKEN = (
+    "No token is left to generate: bans (no_repeat_ngram_size, bad_words, suppress_tokens, min_new_tokens, "
+    "prefix_allowed_tokens_fn, mask_special_tokens, logits_processors) rule out the whole vocabulary. Allow some token."
+)
+
 
 class Sampler:
     """The sampling state of one sequence: processors, the tokens so far and a random stream of its own.
@@ -99,15 +108,9 @@ def logprobs(row: np.ndarray, token_id: int, top: int, vocab_size: int) -> tuple
 
 def _check_peak(peak: np.float32) -> None:
     if peak != peak or peak == np.inf:
-        raise ForwardpassError(
-            f"Logits must be finite numbers; the model produced {peak}. Its weights are damaged, or too large for "
-            f"this dtype: try dtype='float32'."
-        )
+        raise ForwardpassError(BAD_LOGITS.format(peak))
 
 
 def _check_left(peak: np.float32) -> None:
     if peak == -np.inf:
-        raise ParameterError(
-            "No token is left to generate: bans (no_repeat_ngram_size, bad_words, suppress_tokens, min_new_tokens, "
-            "mask_special_tokens, logits_processors) rule out the whole vocabulary. Allow some token."
-        )
+        raise ParameterError(NO_TOKEN)

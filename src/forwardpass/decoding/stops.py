@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+_REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 
 
 def union_of_end_ids(*sources: int | Iterable[int] | None, vocab_size: int) -> tuple[int, ...]:
@@ -90,3 +92,14 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+def completes(
+    decode: Callable[[list[int]], str], token_ids: Sequence[int], token_id: int, words: Sequence[str]
+) -> bool:
+    """Whether one of the words would end inside the text that token_id adds to token_ids, however it is cut."""
+    # A token adds at least one byte, a character has at most four: this many tokens hold every word's beginning.
+    window = list(token_ids[-4 * max(map(len, words)) :])
+    before = decode(window).rstrip(_REPLACEMENT) if window else ""
+    after = decode([*window, token_id])
+    return any(after.find(word, max(0, len(before) - len(word) + 1)) >= 0 for word in words)

@@ -20,12 +20,11 @@ import numpy as np
 from forwardpass.contracts import Completion, Piece
 from forwardpass.decoding import sampler
 from forwardpass.decoding.params import SamplingParams, TokenFacts
-from forwardpass.decoding.stops import StopStrings
+from forwardpass.decoding.stops import StopStrings, completes
 from forwardpass.errors import ParameterError
 from forwardpass.stages.text_stream import TextStream
 
 _REFUSALS = 500  # tokens refused for one position before giving up on bad_words
-_REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 
 
 class Choice:
@@ -169,11 +168,4 @@ class Choice:
 
     def _completes_bad_word(self, token_id: int) -> bool:
         """Whether a bad word would end inside the text this token adds. Text of the prompt does not count."""
-        if token_id in self._ends:
-            return False
-        words = self.params.bad_words
-        # A token adds at least one byte, a character has at most four: this many tokens hold every word's beginning.
-        window = self.token_ids[-4 * max(map(len, words)) :]
-        before = self._decode(window).rstrip(_REPLACEMENT) if window else ""
-        after = self._decode([*window, token_id])
-        return any(after.find(word, max(0, len(before) - len(word) + 1)) >= 0 for word in words)
+        return token_id not in self._ends and completes(self._decode, self.token_ids, token_id, self.params.bad_words)
