@@ -155,7 +155,8 @@ def test_labels_by_their_number():
 @pytest.mark.parametrize(("changes", "said"), [
     ({"id2label": {"0": "a", "2": "b"}}, "every label from 0 to 1.*none for 1"),
     ({"id2label": {"1": "a", "2": "b"}}, "none for 0"), ({"id2label": {}}, "id2label"),
-    ({"id2label": ["a", "b"]}, "id2label"), ({"id2label": {"0": ["a"]}}, "names"), ({"id2label": {"0": None}}, "names"), ({"id2label": {"no": "a"}}, "numbers"),
+    ({"id2label": ["a", "b"]}, "id2label"), ({"id2label": {"0": ["a"]}}, "names"),
+    ({"id2label": {"0": None}}, "names"), ({"id2label": {"no": "a"}}, "numbers"),
     ({"id2label": {"-1": "a"}}, "numbers"), ({"id2label": {"0": "a", "00": "b"}}, "id2label"),
     ({"num_labels": 3}, "num_labels: expected 5"), ({"num_labels": 0, "id2label": None}, "num_labels"),
     ({"num_labels": "5"}, "num_labels"), ({"problem_type": "several"}, "regression, single_label"),

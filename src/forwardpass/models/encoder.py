@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from forwardpass.errors import UnsupportedModelError
 from forwardpass.models import hf_config
+from forwardpass.models.gguf_config import GgufFields
 from forwardpass.models.hf_config import HfFields
-from forwardpass.models.spec import ModelSpec, NormSpec
+from forwardpass.models.spec import HeadSpec, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import WeightRow
 from forwardpass.models.weight_tables import table_rows
 
@@ -23,6 +25,9 @@ REFUSED = {  # setting: (values that mean "off", what it is)
     "conv_kernel_size": (_OFF, "a convolution after the first layer"),
     "talking_head": (_OFF, "mixing of attention heads"),
 }
+SHAPE = {"norm": "layer", "norm_bias": True, "norms": "post", "mlp": "plain", "qkv_bias": True, "out_bias": True,
+         "mlp_bias": True, "final": False}
+"""Of BERT's layers, as models/decoder.py's build takes it."""
 BUFFERS = (r"(.+\.)?(position_ids|token_type_ids)",)
 """Constants that old checkpoints kept (for IGNORED)."""
 
@@ -46,8 +51,34 @@ def read(f: HfFields, *, offset: int = 0, types: int | None = 2, learned: bool =
         n |= {"learned_positions": n["positions"], "positions": n["positions"] - offset, "position_offset": offset}
     if types is not None:
         n["token_types"] = f.integer("type_vocab_size", default=types, low=0, high=1024)
-    return n | {"norm": "layer", "norm_bias": True, "norms": "post", "mlp": "plain", "qkv_bias": True, "out_bias": True,
-                "mlp_bias": True, "final": False, "attention": {"causal": False}, "embed_norm": norm(n)}
+    return n | SHAPE | {"attention": {"causal": False}, "embed_norm": norm(n)}
+
+
+def read_gguf(f: GgufFields, n: dict) -> dict:
+    """The same for a GGUF file. n: its sizes, as gguf_config reads them. The tensors tell what there is."""
+    if f.flag("attention.causal", True):
+        f.unsupported("attention.causal", "an encoder that only looks back")
+    f.get("pooling_type")  # for tasks, which read it themselves
+    table = f.tensors.get("token_types.weight")
+    if table is not None:
+        n["token_types"] = int(table.shape[0])
+    return n | SHAPE | {"attention": {"causal": False}, "embed_norm": norm(n)}
+
+
+def head_gguf(f: GgufFields, n: dict, activation: str, dense_norm: NormSpec | None = None) -> dict:
+    """The head of a GGUF file as fields of a ModelSpec: none, or labels of a reranker or classifier, read off the first
+    token. The file does not name the activation."""
+    f.get("classifier.output_labels")
+    output, dense = f.tensors.get("cls.output.weight"), f.tensors.get("cls.weight")
+    if output is None and dense is None:
+        return {"head": HeadSpec("none"), "tied": False}
+    if output is None or dense is None:
+        raise UnsupportedModelError(f"GGUF tensors: expected a classifier of two layers, cls.weight and "
+                                    f"cls.output.weight, found {'the second' if output else 'the first'} alone; the "
+                                    "other was lost in conversion: use the original checkpoint")
+    head = HeadSpec("labels", int(output.shape[0]), "first", n["hidden"], "cls.bias" in f.tensors, activation,
+                    dense_norm)
+    return {"head": head, "head_bias": "cls.output.bias" in f.tensors, "tied": False}
 
 
 def narrow(f: HfFields, n: dict, always: bool = False) -> dict:

@@ -120,7 +120,7 @@ def sizes(fields: GgufFields, eps: str) -> dict:
         "head_dim": head_dim(fields, hidden, heads),
         "inner": fields.integer("feed_forward_length"), "positions": fields.integer("context_length"),
         # rounded to float32, as it is used, so that GGUF and HF give the same spec
-        "eps": float(np.float32(fields.number(eps, low=1e-12, high=0.1))),
+        "eps": float(np.float32(fields.number(eps, low=1e-13, high=0.1))),
         "tied": "output.weight" not in fields.tensors,
     }
 
@@ -170,24 +170,26 @@ def rotary(fields: GgufFields, one: Rope, dim: int, positions: int) -> RotarySpe
     return one.spec(dim, positions, divisors)
 
 
-def sliding(fields: GgufFields, layers: int, slides: Callable[[int], bool] | None) -> tuple[bool, ...]:
-    """Which layers have the window: `sliding_window_pattern` (a flag a layer, or every n-th is full), else `slides`."""
+def sliding(fields: GgufFields, layers: int, slides: Callable[[int], bool] | None, first: bool) -> tuple[bool, ...]:
+    """Which layers have the window: `sliding_window_pattern` (a flag a layer, or of every n one is full), else
+    `slides`. first: of n layers the first is the full one, not the last."""
     flags = fields.per_layer("attention.sliding_window_pattern", layers)
     if flags is not None:
         return tuple(bool(flag) for flag in flags)
     period = fields.integer("attention.sliding_window_pattern", default=None, low=0)
     if period is not None:
-        return tuple(period == 0 or (i + 1) % period != 0 for i in range(layers))
+        return tuple(period == 0 or (i if first else i + 1) % period != 0 for i in range(layers))
     return tuple(bool(slides and slides(i)) for i in range(layers))
 
 
 def decoder(fields: GgufFields, *, eps: str = "attention.layer_norm_rms_epsilon", act: str = "silu",
             slides: Callable[[int], bool] | None = None, rotates: Callable[[int, str], bool] = lambda i, kind: True,
-            local_theta: float | None = None) -> dict:
+            local_theta: float | None = None, both_sides: bool = False, first: bool = False) -> dict:
     """The numbers of a rotary decoder, under the names that models/decoder.py's build takes.
 
-    slides: which layers have the window, None = none has one. rotates: which, by number and type, have positions at
-    all. local_theta: the base of layers with a window where they have their own, without the scaling of the others.
+    slides: which layers have the window, None = none has one; first: see `sliding`. rotates: which, by number and type,
+    have positions at all. local_theta: the base of layers with a window where they have their own, without the scaling
+    of the others. both_sides: the file counts a window's keys before and after the token together.
     """
     numbers = sizes(fields, eps)
     layers, width, trained = numbers["layers"], numbers["head_dim"], numbers["positions"]
@@ -195,7 +197,8 @@ def decoder(fields: GgufFields, *, eps: str = "attention.layer_norm_rms_epsilon"
     one = rope(fields, trained)
     context = trained if local_theta else one.reach(trained)
     window = fields.integer("attention.sliding_window", default=0, low=0) if slides else 0
-    types = [SLIDING if cut else FULL for cut in sliding(fields, layers, slides if window else None)]
+    window = window // 2 + 1 if both_sides and window else window
+    types = [SLIDING if cut else FULL for cut in sliding(fields, layers, slides if window else None, first)]
     local = whole = rotary(fields, one, dim, trained)
     if local_theta:
         base = fields.number("rope.freq_base_swa", default=local_theta, low=1, high=1e12)

@@ -165,7 +165,7 @@ def activation(fields: Fields, name: str, default: str) -> str:
 
 def epsilon(fields: Fields, name: str, default: float) -> float:
     """A norm's epsilon, rounded to float32 as it is used, so that GGUF and HF give the same spec."""
-    return float(np.float32(fields.number(name, default=default, low=1e-12, high=0.1)))
+    return float(np.float32(fields.number(name, default=default, low=1e-13, high=0.1)))
 
 
 def layer_types(fields: Fields, layers: int, slides: Callable[[int], bool] | None) -> tuple[str, ...]:

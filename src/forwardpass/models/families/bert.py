@@ -1,14 +1,18 @@
-"""BERT (Devlin et al. 2019): learned positions and token types, norms after the additions, biases everywhere."""
+"""BERT (Devlin et al. 2019): learned positions and token types, norms after the additions, biases everywhere.
+
+Its GGUF files also hold RoBERTa (without the rows before the first position) and DistilBERT.
+"""
 
 from __future__ import annotations
 
-from forwardpass.models import decoder, encoder, hf_heads
+from forwardpass.models import decoder, encoder, gguf_config, hf_heads
+from forwardpass.models.gguf_config import GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import WeightRow
 
 ARCHITECTURES = {"bert": hf_heads.classes("Bert", "ForPreTraining")}
-GGUF: dict[str, str] = {}
+GGUF = {"bert": "bert"}
 IGNORED = {"safetensors": (*encoder.BUFFERS, r"(bert\.)?pooler\..+", r"cls\..+"), "gguf": ()}
 NAMES = {  # target: (safetensors, gguf)
     "embed.tokens": ("embeddings.word_embeddings", "token_embd"),
@@ -38,6 +42,12 @@ HEADS = {
 def from_config(f: HfFields) -> ModelSpec:
     n = encoder.read(f)
     return decoder.build(**n | hf_heads.head(f, lm=encoder.transform(n), labels={"dense": n["hidden"]}))
+
+
+def from_gguf(f: GgufFields) -> ModelSpec:
+    n = encoder.read_gguf(f, gguf_config.unrotated(f, "gelu_erf"))
+    n["learned_positions"] = n["positions"]
+    return decoder.build(**n | encoder.head_gguf(f, n, "tanh"))
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:

@@ -10,7 +10,7 @@ from forwardpass.models import gguf_config, hf_config
 from forwardpass.models.families import gemma, llama
 from forwardpass.models.gguf_config import GgufFields
 from forwardpass.models.hf_config import HfFields
-from forwardpass.models.spec import ModelSpec
+from forwardpass.models.spec import HeadSpec, ModelSpec
 from forwardpass.models.weight_rows import WeightRow
 from forwardpass.models.weight_tables import added, table_rows
 
@@ -18,7 +18,7 @@ ARCHITECTURES = {
     "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
     "gemma3": ("Gemma3ForConditionalGeneration",),  # with an image encoder
 }
-GGUF = {"gemma3": "gemma3_text"}
+GGUF = {"gemma3": "gemma3_text", "gemma-embedding": "gemma3_text"}
 IGNORED = {
     "safetensors": (*gemma.IGNORED["safetensors"], r"(model\.)?(vision_tower|multi_modal_projector)\..+"),
     "gguf": gemma.IGNORED["gguf"],
@@ -56,8 +56,12 @@ def _text_config(f: HfFields) -> ModelSpec:
 
 
 def from_gguf(f: GgufFields) -> ModelSpec:
-    n = gguf_config.decoder(f, act="gelu_tanh", slides=lambda i: (i + 1) % 6 != 0, local_theta=LOCAL_THETA)
-    return gemma.build(f, n, **gemma.caps(f), **gemma.gguf_scale(n, layers_of_27b=62), **SHAPE)
+    ahead = not f.flag("attention.causal", True) or f.prefix == "gemma-embedding."
+    n = gguf_config.decoder(f, act="gelu_tanh", slides=lambda i: (i + 1) % 6 != 0, local_theta=LOCAL_THETA,
+                            both_sides=ahead)
+    head = {"attention": {"causal": False}, "head": HeadSpec("none")} if ahead else {}
+    n["tied"] &= not ahead
+    return gemma.build(f, n, **gemma.caps(f), **gemma.gguf_scale(n, layers_of_27b=62), **SHAPE, **head)
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:

@@ -5,7 +5,8 @@ Its published files came with Python code of their own and GPT-2's names of sett
 
 from __future__ import annotations
 
-from forwardpass.models import decoder, encoder, hf_heads, hf_rope
+from forwardpass.models import decoder, encoder, gguf_config, hf_heads, hf_rope
+from forwardpass.models.gguf_config import GgufFields
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.hf_rope import FULL
 from forwardpass.models.spec import ModelSpec
@@ -13,7 +14,7 @@ from forwardpass.models.weight_rows import WeightRow
 from forwardpass.models.weight_tables import QKV, fused
 
 ARCHITECTURES = {"nomic_bert": hf_heads.classes("NomicBert", "ForPreTraining")}
-GGUF: dict[str, str] = {}
+GGUF = {"nomic-bert": "nomic_bert"}
 IGNORED = {"safetensors": (*encoder.BUFFERS, r"((nomic_)?bert\.)?pooler\..+", r"cls\..+"), "gguf": ()}
 NAMES = {  # target: (safetensors, gguf)
     "embed.tokens": ("embeddings.word_embeddings", "token_embd"),
@@ -77,6 +78,11 @@ def from_config(f: HfFields) -> ModelSpec:
     n["rotary"] = (rope.spec(int(n["head_dim"] * rope.partial), n["positions"]),) * n["layers"]
     n |= {"mlp": "gated"} | hf_heads.head(f, lm=encoder.transform(n), labels={"dense": n["hidden"]})
     return decoder.build(**n)
+
+
+def from_gguf(f: GgufFields) -> ModelSpec:
+    n = encoder.read_gguf(f, gguf_config.decoder(f, eps="attention.layer_norm_epsilon"))
+    return decoder.build(**n | gguf_config.biases(f) | {"mlp": "gated"} | encoder.head_gguf(f, n, "tanh"))
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
