@@ -1,6 +1,6 @@
 """A stand-in for a loaded model, so that the command line is tested without one. `load` is forwardpass.load's.
 
-It answers with the words of WORDS; a prompt may ask for special behaviour: "error", "bug", "warn",
+It answers with the words of WORDS; a text's vector is its length and twice that; a prompt may ask for special behaviour: "error", "bug", "warn",
 "interrupt", "hang".
 """
 
@@ -115,6 +115,53 @@ class FakeModel:
             return completion(prefix, WORDS)
         self.streams.append(FakeStream(prefix, WORDS, self.wait))
         return self.streams[-1]
+
+    def _texts(self, kind, texts, params):
+        texts = [texts] if isinstance(texts, str) else texts
+        self.calls.append((kind, list(texts), params))
+        for text in texts:
+            if "error" in text:
+                raise ParameterError("this text is wrong")
+        return texts
+
+    @property
+    def settings(self):
+        return SimpleNamespace(prompts={"query": "ask: "})
+
+    def embed(self, texts, **params):
+        import numpy as np  # not above: tests look at what `run` imports
+
+        lengths = [len(text) for text in self._texts("embed", texts, params)]
+        return np.array([[n, 2 * n, 0.5, 1, 2, 3, 4, 5] for n in lengths], np.float32)
+
+    def similarity(self, vectors, others):
+        """The nearer in length, the more alike."""
+        return 0.0 - abs(vectors[:, :1] - others[:, 0])
+
+    def classify(self, texts, **params):
+        texts = self._texts("classify", texts, params)
+        return [[("long", 0.75), ("short\n", 0.25)][: params.get("top_k")] for _ in texts]
+
+    def rerank(self, query, documents, **params):
+        self._texts("rerank", documents, {"query": query, **params})
+        return sorted(((i, float(len(text))) for i, text in enumerate(documents)), key=lambda one: -one[1])
+
+    def token_classify(self, texts, **params):
+        from forwardpass.contracts import Entity
+
+        return [[Entity("PER", 0.5, 0, 3, text[:3])] if text[0].isupper() else []
+                for text in self._texts("token_classify", texts, params)]
+
+    def fill_mask(self, texts, **params):
+        from forwardpass.contracts import Candidate
+
+        texts = self._texts("fill_mask", texts, params)
+        guess = Candidate("city", 0.9, 7, "a city")
+        return [[[guess]] * text.count("[MASK]") for text in texts]
+
+    def zero_shot(self, texts, labels, **params):
+        texts = self._texts("zero_shot", texts, {"labels": labels, **params})
+        return [[(label, 0.5) for label in labels] for _ in texts]
 
     def explain(self, request, **params):
         return FakeReport(completion(self._begin("explain", request, params), WORDS))

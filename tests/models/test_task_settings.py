@@ -150,19 +150,20 @@ def test_labels_go_by_number():
 
 
 def test_labels_without_names():
-    assert read_task_settings({}, spec(3)).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    for files in ({}, {"config.json": {"num_labels": 3}}):
+        assert read_task_settings(files, spec(3)).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert read_task_settings({"config.json": {"id2label": {"0": "a", "1": "b"}}}, spec()).labels == ()
 
 
 @pytest.mark.parametrize("names", [{"0": "a"}, {"0": "a", "1": "b", "2": "c", "3": "d"}, {"1": "a", "2": "b", "3": "c"},
                                    {}])
 def test_labels_that_contradict_the_head(names):
-    with pytest.raises(ModelFileError, match=r"id2label.*0 to 2.*3 rows"):
+    with pytest.raises(ModelFileError, match=r"id2label.*expected .*name for e"):
         read_task_settings({"config.json": {"id2label": names}}, spec(3))
 
 
 @pytest.mark.parametrize("names", [["a", "b"], {"x": "a"}, {"-1": "a"}, {"0": ["a"]}, {"0": "a", "00": "b"}, "ab",
-                                   {"9" * 5000: "a"}, {"²": "a"}])
+                                   {"9" * 5000: "a"}, {"²": "a"}, {"0": None, "1": "b"}])
 def test_labels_that_are_none(names):
     with pytest.raises(ModelFileError, match="id2label") as error:
         read_task_settings({"config.json": {"id2label": names}}, spec(2))
@@ -180,7 +181,7 @@ def test_labels_that_are_none(names):
     ({"sentence_transformers": {"activation_fn": "my_code.Squash", "version": "5"}}, (None, None)),
 ])
 def test_how_scores_are_meant(config, expected):
-    found = read_task_settings({"config.json": config}, spec(1))
+    found = read_task_settings({"config.json": {"num_labels": 1, **config}}, spec(1))
     assert (found.problem, found.score_activation) == expected
 
 

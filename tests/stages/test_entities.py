@@ -98,7 +98,7 @@ def test_a_tokenizer_without_words():
 
 def test_no_tokens_and_an_unknown_aggregation():
     assert entities("", [], [], np.empty((0, 6)), LABELS, "first", ()) == []
-    with pytest.raises(ParameterError, match="none, simple, first.*'last'"):
+    with pytest.raises(ParameterError, match=r"none, simple, first.*'last'"):
         find("last")
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from word_tokenizer import CLS, SEP, backend, word_id, write
 
 from forwardpass.errors import ContextLengthError, ParameterError
 from forwardpass.stages.texts import Limit, encode_texts, fill_template, split_texts
 from forwardpass.weights.vocabulary import tokenizer_from_directory
+from word_tokenizer import CLS, SEP, backend, word_id, write
 
 
 def words(*numbers):

@@ -41,9 +41,13 @@ def parse(arguments: list[str]) -> tuple[Command, dict] | None:
         if text.startswith("-") or not _store(values, option.name, option.kind, text):
             return None
     required = sum(argument.required for argument in command.arguments)
-    if not required <= len(words) <= len(command.arguments):
+    single = [argument.name for argument in command.arguments if not argument.many]
+    many = [argument.name for argument in command.arguments if argument.many]
+    if len(words) < required or (len(words) > len(single) and not many):
         return None
-    values.update(zip((argument.name for argument in command.arguments), words, strict=False))
+    values.update(zip(single, words, strict=False))
+    if len(words) > len(single):
+        values[many[0]] = words[len(single) :]
     return command, values
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 FLAG, TRISTATE, TEXT, INT, FLOAT, TEXTS, INTS = "flag", "tristate", "text", "int", "float", "texts", "ints"
+DEFAULT_MODEL = "smollm2-135m"
 
 
 class Option:
@@ -26,39 +27,45 @@ class Option:
 
 
 class Argument:
-    """A word without dashes."""
+    """A word without dashes. many: any number of words, a list (None if there are none); only the last one may be."""
 
-    __slots__ = ("help", "name", "required")
+    __slots__ = ("help", "many", "name", "required")
 
-    def __init__(self, name: str, help: str, required: bool = True):
+    def __init__(self, name: str, help: str, required: bool = True, many: bool = False):
         self.name = name
         self.help = help
-        self.required = required
+        self.required = required and not many
+        self.many = many
 
 
 class Command:
-    """One command; the function `run` of the module of its name does it. examples: lines for its --help."""
+    """One command; the function `run` of the module of its name does it. examples: lines for its --help;  model: the
+    default of --model, None = there is none."""
 
-    __slots__ = ("arguments", "examples", "help", "module", "name", "options")
+    __slots__ = ("arguments", "examples", "help", "model", "module", "name", "options")
 
-    def __init__(self, name: str, help: str, options: tuple[Option, ...], *arguments: Argument, module: str = "",
-                 examples: tuple[str, ...] = ()):
+    def __init__(self, name: str, help: str, options: tuple[Option, ...], *arguments: Argument,
+                 model: str | None = DEFAULT_MODEL, examples: tuple[str, ...] = ()):
         self.name = name
-        self.module = module or name
+        self.module = name.replace("-", "_")
         self.help = help
         self.arguments = arguments
         self.options = options
+        self.model = model
         self.examples = examples
 
     def load(self):
         return import_module(f"{__package__}.{self.module}").run
 
+    def default(self, option: Option):
+        return self.model if option is MODEL else option.default
+
     def defaults(self) -> dict:
-        values = {option.name: option.default for option in self.options}
+        values = {option.name: self.default(option) for option in self.options}
         return values | {argument.name: None for argument in self.arguments}
 
 
-MODEL = Option("model", TEXT, "A path, a name of the catalogue, or hf:org/name.", "smollm2-135m")
+MODEL = Option("model", TEXT, "A path, a name of the catalogue, or hf:org/name.")
 DTYPE = Option("dtype", TEXT, "auto, float32, bfloat16, int8 or int4.", "auto")
 KV_DTYPE = Option("kv_dtype", TEXT, "Type of cached keys and values: auto, float32, bfloat16 or int8.", "auto")
 THREADS = Option("threads", INT, "Worker threads (default: the CPUs this process may use).")
@@ -89,6 +96,16 @@ SAMPLING = (
     Option("num_return_sequences", INT, "Answers to generate."),
 )
 SAMPLING_NAMES = tuple(option.name for option in SAMPLING)
+
+READING = (MODEL, DTYPE, THREADS)
+FILE = Option("file", TEXTS, "A file with a text a line; - is standard input (repeatable).")
+TOP = Option("top", INT, "Show only so many, the best.")
+MAX_LENGTH = Option("max_length", INT, "Most tokens of a text (default: what the model's files say).")
+TRUNCATION = Option("truncation", TEXT, "Where a text that is too long is cut: right or left; error refuses it.")
+PAIR_TRUNCATION = Option("pair_truncation", TEXT, "What is cut of a pair: longest_first, only_first or only_second.")
+OVERLAP = Option("overlap", INT, "Split what is too long into parts that share so many tokens, instead of cutting it.")
+ACTIVATION = Option("activation", TEXT, "How scores are made: softmax, sigmoid or none (default: as the model says).")
+TEXT_WORDS = Argument("text", "Texts; - reads one a line from standard input.", many=True)
 
 SYSTEM = Option("system", TEXT, "System message of the conversation.")
 
@@ -127,6 +144,121 @@ COMMANDS: tuple[Command, ...] = (
         ),
     ),
     Command("chat", "Talk with a model over several turns.", (*LOADING, SYSTEM, *SAMPLING[:-1], JSON, DEBUG)),
+    Command(
+        "embed",
+        "Turn texts into vectors, or find the texts nearest to a question.",
+        (
+            FILE,
+            *READING,
+            Option("nearest", TEXT, "Show the texts nearest to this question, with their similarity to it."),
+            TOP,
+            Option("save", TEXT, "Write the vectors into this file (.npy), a row a text."),
+            Option("prompt", TEXT, "A prompt's name in the model's files, or a text to put before each text."),
+            Option("pooling", TEXT, "mean, cls, last, max, mean_sqrt_len or weightedmean (default: as in its files)."),
+            Option("normalize", TRISTATE, "Make vectors of length 1 (default: as the model says)."),
+            Option("dimensions", INT, "Keep only the first so many numbers."),
+            Option("output", TEXT, "float32, int8 (scaled to the greatest number) or binary (a bit a number)."),
+            MAX_LENGTH,
+            TRUNCATION,
+            OVERLAP,
+            JSON,
+            DEBUG,
+        ),
+        TEXT_WORDS,
+        model="minilm-l6",
+        examples=(
+            "forwardpass embed 'The cat sleeps.' --json",
+            "forwardpass embed --file notes.txt --nearest 'How do I reset my password?'",
+            "forwardpass embed - --save vectors.npy < sentences.txt",
+        ),
+    ),
+    Command(
+        "classify",
+        "Label texts, or pairs of texts.",
+        (
+            FILE,
+            *READING,
+            Option("pairs", FLAG, "Each text is two with a tab between them."),
+            TOP,
+            ACTIVATION,
+            MAX_LENGTH,
+            TRUNCATION,
+            PAIR_TRUNCATION,
+            JSON,
+            DEBUG,
+        ),
+        TEXT_WORDS,
+        model=None,
+        examples=(
+            "forwardpass classify 'I loved it.' --model ./sentiment-model",
+            "forwardpass classify --file reviews.txt --top 1 --json --model ./sentiment-model",
+        ),
+    ),
+    Command(
+        "rerank",
+        "Order documents by their relevance to a query.",
+        (
+            FILE,
+            *READING,
+            TOP,
+            ACTIVATION,
+            Option("template", TEXT, "A text with {query} and {document}, for models that read one text, not a pair."),
+            MAX_LENGTH,
+            TRUNCATION,
+            PAIR_TRUNCATION,
+            JSON,
+            DEBUG,
+        ),
+        Argument("query", "What the documents should be about."),
+        Argument("document", "Documents; - reads one a line from standard input.", many=True),
+        model=None,
+        examples=("forwardpass rerank 'how do planes fly' --file documents.txt --top 3 --model ./cross-encoder",),
+    ),
+    Command(
+        "tag",
+        "Find entities in texts: names, places or whatever the model labels.",
+        (
+            FILE,
+            *READING,
+            Option("aggregation", TEXT, "none (each token), simple, first, average, max (whole words) or words (each "
+                   "word by itself); default simple."),
+            Option("ignore", TEXTS, "A label that is no entity (repeatable; default O)."),
+            MAX_LENGTH,
+            TRUNCATION,
+            OVERLAP,
+            JSON,
+            DEBUG,
+        ),
+        TEXT_WORDS,
+        model=None,
+        examples=("forwardpass tag 'Ada Lovelace met Charles Babbage in London.' --aggregation first --model ./ner",),
+    ),
+    Command(
+        "fill-mask",
+        "Guess what stands where the mask is.",
+        (FILE, *READING, TOP, MAX_LENGTH, TRUNCATION, JSON, DEBUG),
+        TEXT_WORDS,
+        model=None,
+        examples=("forwardpass fill-mask 'Paris is the [MASK] of France.' --top 3 --model ./bert-base-uncased",),
+    ),
+    Command(
+        "zero-shot",
+        "Label texts with labels of your own, through a model of natural-language inference.",
+        (
+            FILE,
+            *READING,
+            Option("label", TEXTS, "A label to choose from (repeatable)."),
+            Option("hypothesis", TEXT, "A sentence with {} for the label (default 'This example is {}.')."),
+            Option("multi_label", FLAG, "Score each label by itself."),
+            MAX_LENGTH,
+            TRUNCATION,
+            JSON,
+            DEBUG,
+        ),
+        TEXT_WORDS,
+        model=None,
+        examples=("forwardpass zero-shot 'The match went to penalties.' --label sport --label politics --model ./nli",),
+    ),
     Command("models", "List the catalogue.", (JSON, DEBUG)),
     Command(
         "pull",

@@ -68,26 +68,28 @@ def _function(command: Command, receive):
     def function(**values) -> None:
         # Parameter names must be Python names: "from" and "json" travel with an underscore.
         plain = {name.removesuffix("_"): value for name, value in values.items()}
-        for option in command.options:
-            if option.kind in (TEXTS, INTS):
-                plain[option.name] = list(plain[option.name]) if plain[option.name] else None
+        lists = [option.name for option in command.options if option.kind in (TEXTS, INTS)]
+        for name in lists + [argument.name for argument in command.arguments if argument.many]:
+            plain[name] = list(plain[name]) if plain[name] else None
         receive(command, plain)
 
     parameters = []
     for argument in command.arguments:
         about = typer.Argument(help=argument.help, metavar=argument.name.upper(), show_default=False)
         default = inspect.Parameter.empty if argument.required else None
-        parameters.append(_parameter(argument.name, Annotated[str, about], default))
+        kind = list[str] | None if argument.many else str
+        parameters.append(_parameter(argument.name, Annotated[kind, about], default))
     for option in command.options:
         names = [option.flag]
         if option.kind == TRISTATE:
             names = [f"{option.flag}/--no-{option.flag[2:]}"]
-        about = typer.Option(*names, help=option.help, show_default=isinstance(option.default, str | int)
+        default = command.default(option)
+        about = typer.Option(*names, help=option.help, show_default=isinstance(default, str | int)
                              and option.kind != FLAG)
-        parameters.append(_parameter(option.name, Annotated[_TYPES[option.kind], about], option.default))
+        parameters.append(_parameter(option.name, Annotated[_TYPES[option.kind], about], default))
     function.__signature__ = inspect.Signature(parameters)
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    function.__name__ = command.name
+    function.__name__ = command.module
     return function
 
 

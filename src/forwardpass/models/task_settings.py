@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.models import hf_heads
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.spec import ModelSpec
 from forwardpass.weights.sentence_transformers import MODULES, SETTINGS, TRANSFORMER, module_folders
@@ -27,9 +28,6 @@ SCORE_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softm
 DENSE_ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu_erf", "SiLU": "silu"}
 """Class of torch.nn -> the activation in the spec's spelling."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-PROBLEMS = {"regression": "regression", "single_label_classification": "single",
-            "multi_label_classification": "multi"}
-MAX_LABELS = 1 << 20
 MAX_PROMPTS = 1000
 
 
@@ -95,42 +93,20 @@ def read_task_settings(files: Mapping[str, Any], spec: ModelSpec) -> TaskSetting
     except UnsupportedModelError as error:
         obstacle = str(error)
     return TaskSettings(
-        labels=_labels(config, spec), problem=_problem(config), score_activation=_score_activation(config, own),
+        labels=_labels(config, spec), problem=hf_heads.problem(config), score_activation=_score_activation(config, own),
         pooling=pooling, include_prompt=include_prompt, steps=steps, max_length=longest,
         lower=inner.flag("do_lower_case", False), strip=MODULES in files, prompts=prompts, default_prompt=default,
         similarity=similarity, obstacle=obstacle)
 
 
 def _labels(config: Fields, spec: ModelSpec) -> tuple[str, ...]:
-    """Names by number; LABEL_0, LABEL_1, ... where the config has none."""
+    """Names by number; LABEL_0, LABEL_1, ... where there is no config to name them."""
     rows = spec.head.outputs
-    names = config.get("id2label")
-    if not rows:
-        return ()
-    if names is None:
-        return tuple(f"LABEL_{i}" for i in range(rows))
-    if not isinstance(names, dict) or len(names) > MAX_LABELS:
-        config.wrong("id2label", "names by number", names)
-    by_number: dict[int, str] = {}
-    for key, name in names.items():
-        whole = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10
-        if not whole or isinstance(name, (list, dict)):
-            config.wrong("id2label", "names by number", {key: name})
-        if int(key) in by_number:
-            config.wrong("id2label", "each number once", key)
-        by_number[int(key)] = str(name)
-    if sorted(by_number) != list(range(rows)):
-        raise ModelFileError(f"config.json: id2label: expected the numbers 0 to {rows - 1}, one for each of the "
-                             f"{rows} rows of the model's head, found {len(by_number)}: "
-                             f"{show(sorted(by_number)[:8])}; fix the file or fetch the model again")
-    return tuple(by_number[i] for i in range(rows))
-
-
-def _problem(config: Fields) -> str | None:
-    name = config.text("problem_type", None)
-    if name is not None and name not in PROBLEMS:
-        config.wrong("problem_type", f"one of {', '.join(PROBLEMS)}", name)
-    return PROBLEMS[name] if name else None
+    names = hf_heads.labels(config) if rows and config.values else tuple(f"LABEL_{i}" for i in range(rows))
+    if len(names) != rows:
+        raise ModelFileError(f"config.json: id2label: expected a name for each of the {rows} rows of the model's head, "
+                             f"found {len(names)}; fix the file or fetch the model again")
+    return names
 
 
 def _score_activation(config: Fields, own: Fields) -> str | None:

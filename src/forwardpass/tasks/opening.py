@@ -25,7 +25,6 @@ from forwardpass.models.network import Network
 from forwardpass.models.packed_model import open_packed
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.task_settings import TaskSettings, read_task_settings
-from forwardpass.models.spec import ModelSpec
 from forwardpass.quant.formats import kv_dtype_for
 from forwardpass.tasks.dense import Dense
 from forwardpass.weights import packed, packed_file
@@ -59,8 +58,8 @@ class Opened:
     stored: Mapping[str, int]
     arithmetic: str
     warnings: tuple[str, ...]
-    settings: TaskSettings = TaskSettings()
-    dense: tuple[Dense, ...] = ()
+    settings: TaskSettings
+    dense: tuple[Dense, ...]
 
 
 def open_source(path: Path) -> tuple[Source, HfConfig | None]:
@@ -153,7 +152,8 @@ def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     network = Network(model.spec, weights, backend, kv_dtype_for(model.dtype, kv_dtype))
     facts = _facts(model.spec, tokenizer, model.eos_token_ids, model.generation)
     arithmetic = _arithmetic(weights)
-    return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, ())
+    return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, (),
+                  read_task_settings({}, model.spec), ())
 
 
 def _arithmetic(weights: Weights) -> str:

@@ -27,7 +27,8 @@ TRANSFORMER = "transformer"
 MOST_MODULES = 16
 _TRANSFORMER_FILES = tuple(f"sentence_{kind}_config.json" for kind in (
     "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
-_CONFIG_KEYS = ("id2label", "problem_type", "sentence_transformers", "sbert_ce_default_activation_function")
+_CONFIG_KEYS = ("id2label", "num_labels", "problem_type", "sentence_transformers",
+                "sbert_ce_default_activation_function")
 """What is wanted of config.json here."""
 _GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 
