@@ -1,7 +1,7 @@
 """A stand-in for a loaded model, so that the command line is tested without one. `load` is forwardpass.load's.
 
-It answers with the words of WORDS; a text's vector is its length and twice that; a prompt may ask for special behaviour: "error", "bug", "warn",
-"interrupt", "hang".
+It answers with the words of WORDS; a text's vector is made of its length. A prompt may ask for special behaviour:
+"error", "bug", "warn", "interrupt", "hang".
 """
 
 import warnings

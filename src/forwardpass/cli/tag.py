@@ -18,8 +18,8 @@ def run(text, model, dtype, threads, file, json, **options) -> int:
                 print_json({"text": one, "entities": [asdict(entity) for entity in entities]})
                 return
             indent = "" if len(texts) == 1 else "    "
-            lines = [f"{entity.score:.4f}  {one_line(entity.label)}  {shown(entity.text)}  ({entity.start}-{entity.end})"
-                     for entity in entities] or ["no entities"]
+            lines = [f"{found.score:.4f}  {one_line(found.label)}  {shown(found.text)}  ({found.start}-{found.end})"
+                     for found in entities] or ["no entities"]
             write("".join(f"{line}\n" for line in ([shown(one)] if indent else []) + [indent + line for line in lines]))
 
         answer_each(texts, lambda some: loaded.token_classify(some, **asked), show, what="labelling")
