@@ -9,7 +9,9 @@ from safetensors.numpy import save_file
 
 import forwardpass
 import tiny_readers
-from forwardpass import ContextLengthError, ParameterError, UnsupportedModelError
+from forwardpass import ContextLengthError, ModelFileError, ParameterError, UnsupportedModelError
+from forwardpass.tasks.quantizing import quantize
+from forwardpass.weights import packed_file
 from tiny_readers import ids_of, some_words, torch_hidden, words
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
@@ -157,6 +159,36 @@ def test_dense_layers(folder, torch_model, residual):
         assert np.array_equal(np.concatenate([model.embed(text) for text in TEXTS[:4]]), found)
         with pytest.raises(ParameterError, match=r"vectors of 24.*takes 48"):
             model.embed("w1", pooling="cls")
+
+
+def test_a_packed_model_does_all_of_that_without_the_directory(folder, tmp_path):
+    """Prompts, pooling, dense layers and limits go into the file."""
+    files = sentence_files(modules=[POOLING, DENSE, NORMALIZE], max_length=20, default_prompt_name="query")
+    files["1_Pooling/config.json"]["include_prompt"] = False
+    path = folder(files=files | {"2_Dense/config.json": {"in_features": 24, "out_features": 16, "use_residual": True}})
+    rng = np.random.default_rng(6)
+    save_file({name: rng.standard_normal(shape).astype(np.float32) for name, shape in (
+        ("linear.weight", (16, 24)), ("linear.bias", (16,)), ("residual.weight", (16, 24)))},
+        path / "2_Dense" / "model.safetensors")
+    with load(path) as model:
+        expected, settings = model.embed(TEXTS), model.settings
+    quantize(path, tmp_path / "m.fpk", "float32", 1)
+    with forwardpass.load(tmp_path / "m.fpk") as packed:
+        assert packed.settings == settings and np.array_equal(packed.embed(TEXTS), expected)
+
+
+def test_a_packed_model_with_hostile_files(folder, tmp_path):
+    """The head's checksum is right: whoever wrote it meant it."""
+    quantize(folder(), tmp_path / "m.fpk", "float32", 1)
+    head, start, _ = packed_file.read_head(tmp_path / "m.fpk")
+    body = (tmp_path / "m.fpk").read_bytes()[start:]
+    dense = {"modules.json": [TRANSFORMER, POOLING, DENSE], "1_Pooling/config.json": {},
+             "2_Dense/config.json": {"in_features": 24, "out_features": 2**24}}
+    for files in ([1], {"modules.json": {}}, {"config.json": [1]}, dense, {"modules.json": [TRANSFORMER, 5]},
+                  {"1_Pooling/config.json": 3}, {"transformer": []}):
+        (tmp_path / "x.fpk").write_bytes(packed_file.beginning({**head, "files": files}) + body)
+        with pytest.raises(ModelFileError):
+            forwardpass.load(tmp_path / "x.fpk")
 
 
 def test_the_same_directory_with_the_transformer_in_a_folder(folder, model, tmp_path):
@@ -343,16 +375,16 @@ def test_an_empty_text_is_its_special_tokens(model, torch_model):
 
 
 def test_an_empty_text_without_special_tokens(torch_model, tmp_path):
-    with load(tiny_readers.save(torch_model, tmp_path, special=False)) as model:
-        with pytest.raises(ParameterError, match="text 1 has no tokens"):
-            model.embed(["w1", ""], pooling="mean")
+    path = tiny_readers.save(torch_model, tmp_path, special=False)
+    with load(path) as model, pytest.raises(ParameterError, match="text 1 has no tokens"):
+        model.embed(["w1", ""], pooling="mean")
 
 
 def test_vectors_through_modules_of_another_kind(folder):
     files = sentence_files(modules=[POOLING, {"path": "2_CNN", "type": "sentence_transformers.models.CNN"}])
-    with load(folder(files=files)) as model:
-        with pytest.raises(UnsupportedModelError, match=r"cannot embed.*CNN.*this model can hidden_states"):
-            model.embed("w1")
+    with (load(folder(files=files)) as model,
+          pytest.raises(UnsupportedModelError, match=r"cannot embed.*CNN.*this model can hidden_states")):
+        model.embed("w1")
 
 
 def test_a_closed_model(folder):

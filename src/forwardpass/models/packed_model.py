@@ -23,6 +23,7 @@ from forwardpass.models import spec_json
 from forwardpass.models.fields import show
 from forwardpass.models.loading import ALIGNMENT, Arena, Place, agree, lay_out
 from forwardpass.models.spec import MAX_SIZE, ModelSpec
+from forwardpass.models.task_settings import TaskSettings, read_task_settings
 from forwardpass.models.weight_rows import HEAD, BoundRow, WeightRow, is_matrix, targets
 from forwardpass.quant.formats import DTYPES
 from forwardpass.weights import packed_file
@@ -38,7 +39,7 @@ class PackedModel:
 
     dtype: what it was packed as;  places: of the matrices in the arena;  vectors: target -> shape of what else there
     is;  generation: the settings of generation_config;  tokenizer: bytes of its text, 0 = none;  stored: target ->
-    bytes of that tensor in the source's own format.
+    bytes of that tensor in the source's own format;  settings: how it makes vectors and what its labels are called.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class PackedModel:
     start: int
     arena_bytes: int
     rest_bytes: int
+    settings: TaskSettings
 
     def tensors(self) -> list[TensorInfo]:
         """The matrices, each with its kernel layout as its type, and the vectors."""
@@ -101,14 +103,17 @@ class PackedModel:
 
 def write(path: Path, arena: Arena, *, spec: ModelSpec, dtype: str, tokenizer: str | None,
           generation: Mapping[str, Any], eos_token_ids: tuple[int, ...], stored: Mapping[str, int], threads: int,
+          files: Mapping[str, Any], dense: Mapping[str, np.ndarray],
           progress: Callable[[int, int], None] | None = None) -> None:
-    """Write a packed model; the file is whole or not there. Raises OSError."""
+    """Write a packed model; the file is whole or not there. files: what read_task_settings reads;  dense: the arrays of
+    TaskSettings.dense_shapes. Raises OSError."""
     text = (tokenizer or "").encode()
-    rest = b"".join(one.astype("<f4").tobytes() for one in arena.vectors.values()) + text
+    vectors = {**arena.vectors, **dense}
+    rest = b"".join(one.astype("<f4").tobytes() for one in vectors.values()) + text
     head = {
         "layout": LAYOUT, "dtype": dtype, "spec": spec_json.to_json(spec),
         "matrices": [[one.bound.target, one.format] for one in arena.places],
-        "vectors": list(arena.vectors),
+        "vectors": list(vectors), "files": dict(files),
         "generation": dict(generation), "eos_token_ids": list(eos_token_ids), "tokenizer": len(text),
         "stored": dict(stored),
         "digests": [*packed_file.digests(arena.data, threads), hashlib.sha256(rest).hexdigest()],
@@ -135,8 +140,13 @@ def open_packed(path: Path) -> PackedModel:
     places, arena = _places(head.get("matrices"), matrices, head, wrong)
     names = head.get("vectors")
     wanted = {name: shape for name, shape in shapes.items() if name not in matrices}
+    files = head.get("files", {})
+    if not isinstance(files, dict):
+        raise wrong("files", "JSON values by name")
+    settings = read_task_settings(files, spec)
+    wanted |= settings.dense_shapes()
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(wanted):
-        raise wrong("vectors", f"the {len(wanted)} that the spec asks for")
+        raise wrong("vectors", f"the {len(wanted)} that the spec and the files ask for")
     tokenizer = head.get("tokenizer")
     if not _natural(tokenizer):
         raise wrong("tokenizer", "a number of bytes")
@@ -153,7 +163,8 @@ def open_packed(path: Path) -> PackedModel:
     if not isinstance(ends, list) or not all(_natural(one) for one in ends):
         raise wrong("eos_token_ids", "token ids")
     return PackedModel(path, head["dtype"], spec, places, {str(name): wanted[name] for name in names}, generation,
-                       tuple(ends), tokenizer, _stored(head, shapes, wrong), tuple(digests), start, arena, rest)
+                       tuple(ends), tokenizer, _stored(head, shapes, wrong), tuple(digests), start, arena, rest,
+                       settings)
 
 
 def _places(listed: Any, shapes: Mapping[str, tuple[int, ...]], head: Mapping[str, Any],

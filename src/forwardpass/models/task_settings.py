@@ -75,6 +75,17 @@ class TaskSettings:
     def dense(self) -> tuple[DenseSpec, ...]:
         return tuple(step for step in self.steps if step != NORMALIZE)
 
+    def dense_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Under these names a packed model keeps the arrays of the dense layers: "dense.0.weight", ..."""
+        found: dict[str, tuple[int, ...]] = {}
+        for i, one in enumerate(self.dense):
+            found[f"dense.{i}.weight"] = one.outputs, one.inputs
+            if one.bias:
+                found[f"dense.{i}.bias"] = (one.outputs,)
+            if one.residual and one.inputs != one.outputs:
+                found[f"dense.{i}.residual"] = one.outputs, one.inputs
+        return found
+
 
 def read_task_settings(files: Mapping[str, Any], spec: ModelSpec) -> TaskSettings:
     """files: name -> JSON value, as weights/sentence_transformers.task_files gives them. Raises ModelFileError where

@@ -71,16 +71,27 @@ def open_source(path: Path) -> tuple[Source, HfConfig | None]:
     return open_gguf(path), None
 
 
-def read_settings(path: Path, source: Source, config: HfConfig | None, spec: ModelSpec) -> TaskSettings:
-    """What the files of a model say about its tasks."""
-    files = task_files(path, config.values) if config else gguf_task_files(source.metadata)
-    return read_task_settings(files, spec)
+def read_task_files(path: Path, source: Source, config: HfConfig | None) -> dict[str, Any]:
+    """What the files of a model say about its tasks, for read_task_settings."""
+    return task_files(path, config.values) if config else gguf_task_files(source.metadata)
 
 
-def dense_layers(path: Path, settings: TaskSettings) -> tuple[dict[str, np.ndarray], ...]:
-    """The arrays of each dense layer behind the pooling (see tasks/dense.py)."""
-    return tuple(dense_arrays(path, one.folder, one.inputs, one.outputs, one.bias, one.residual)
-                 for one in settings.dense)
+def read_dense(path: Path, settings: TaskSettings) -> dict[str, np.ndarray]:
+    """The arrays of dense layers behind the pooling, by the names of TaskSettings.dense_shapes."""
+    found: dict[str, np.ndarray] = {}
+    for i, one in enumerate(settings.dense):
+        arrays = dense_arrays(path, one.folder, one.inputs, one.outputs, one.bias, one.residual)
+        found |= {f"dense.{i}.{name}": array for name, array in arrays.items()}
+    return found
+
+
+def _dense(backend: NativeBackend, settings: TaskSettings, arrays: Mapping[str, np.ndarray]) -> tuple[Dense, ...]:
+    layers = []
+    for i, one in enumerate(settings.dense):
+        start = f"dense.{i}."
+        layers.append(Dense(backend, one, {name.removeprefix(start): array for name, array in arrays.items()
+                                           if name.startswith(start)}))
+    return tuple(layers)
 
 
 def read_tokenizer(path: Path, source: Source) -> Tokenizer | None:
@@ -115,8 +126,8 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     source, settings = open_source(path)
     with source:
         checkpoint = registry.read(source, settings.values if settings else None)
-        task_settings = read_settings(path, source, settings, checkpoint.spec)
-        arrays = dense_layers(path, task_settings)
+        task_settings = read_task_settings(read_task_files(path, source, settings), checkpoint.spec)
+        arrays = read_dense(path, task_settings)
         key = packed.source_key(folder_files(transformer_folder(path)) if path.is_dir() else gguf_files(path),
                                 dtype)
         cache = config.cache_dir()
@@ -128,9 +139,8 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     network = Network(checkpoint.spec, weights, backend, kv_dtype_for(dtype, kv_dtype))
     generation = settings.generation if settings else {}
     facts = _facts(checkpoint.spec, tokenizer, settings.eos_token_ids if settings else (), generation)
-    dense = tuple(Dense(backend, *each) for each in zip(task_settings.dense, arrays, strict=True))
     return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
-                  _arithmetic(weights), checkpoint.warnings, task_settings, dense)
+                  _arithmetic(weights), checkpoint.warnings, task_settings, _dense(backend, task_settings, arrays))
 
 
 def stored_bytes(checkpoint: registry.Checkpoint, arena: Arena, dtype: str) -> dict[str, int]:
@@ -153,7 +163,7 @@ def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     facts = _facts(model.spec, tokenizer, model.eos_token_ids, model.generation)
     arithmetic = _arithmetic(weights)
     return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, (),
-                  read_task_settings({}, model.spec), ())
+                  model.settings, _dense(backend, model.settings, arena.vectors))
 
 
 def _arithmetic(weights: Weights) -> str:

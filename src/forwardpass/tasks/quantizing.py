@@ -10,10 +10,12 @@ from forwardpass.backends.native import NativeBackend
 from forwardpass.errors import ModelFileError, ParameterError
 from forwardpass.models import packed_model, registry
 from forwardpass.models.loading import load_weights
+from forwardpass.models.task_settings import read_task_settings
 from forwardpass.quant.formats import DTYPES, check_dtype
-from forwardpass.tasks.opening import open_source, read_tokenizer, stored_bytes
+from forwardpass.tasks.opening import open_source, read_dense, read_task_files, read_tokenizer, stored_bytes
 from forwardpass.weights import packed_file
 from forwardpass.weights.folder import folder_files
+from forwardpass.weights.sentence_transformers import transformer_folder
 
 
 def check_target(source: Path, out: Path, force: bool) -> None:
@@ -23,7 +25,7 @@ def check_target(source: Path, out: Path, force: bool) -> None:
     if not out.parent.is_dir():
         raise ParameterError(f"there is no folder {out.parent}; create it first")
     if out.exists():
-        files = folder_files(source) if source.is_dir() else [source]
+        files = folder_files(transformer_folder(source)) if source.is_dir() else [source]
         if any(os.path.samefile(file, out) for file in files):
             raise ParameterError(f"{out} belongs to the model that is to be packed; name another file")
         if not force:
@@ -50,6 +52,8 @@ def quantize(source: Path, out: Path, dtype: str, threads: int, *, force: bool =
     with checkpoint_source:
         checkpoint = registry.read(checkpoint_source, settings.values if settings else None)
         tokenizer = read_tokenizer(source, checkpoint_source)
+        files = read_task_files(source, checkpoint_source, settings)
+        dense = read_dense(source, read_task_settings(files, checkpoint.spec))
         backend = NativeBackend(threads)
         arena = load_weights(checkpoint, checkpoint_source, dtype, backend, progress=step("packing"))
     try:
@@ -57,7 +61,8 @@ def quantize(source: Path, out: Path, dtype: str, threads: int, *, force: bool =
                            tokenizer=None if tokenizer is None else tokenizer.to_json(),
                            generation=settings.generation if settings else {},
                            eos_token_ids=settings.eos_token_ids if settings else (),
-                           stored=stored_bytes(checkpoint, arena, dtype), threads=threads, progress=step("writing"))
+                           stored=stored_bytes(checkpoint, arena, dtype), threads=threads, files=files, dense=dense,
+                           progress=step("writing"))
         return out.stat().st_size
     except OSError as error:
         raise ModelFileError(f"{out}: the file could not be written: {error.strerror or error}; make room, or name "
