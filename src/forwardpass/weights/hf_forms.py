@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer as Backend
 
 from ..errors import ModelFileError, UnsupportedModelError
+from . import piece_forms
+from .piece_forms import Form, Names, Reader
 from .recipes import BytePairs, WordPieces
-from .sentence_pieces import build_pairs, build_unigrams, read_piece_file
-from .text_files import read_object, read_text
+from .sentence_pieces import Pieces, build_pairs, build_unigrams, read_piece_file
+from .text_files import numbered, read_object, read_text
 
-MAX_HOLES = 1 << 16
-"""Ids that no token has, up to the greatest id: a vocabulary with more is damaged, and would cost memory."""
 PIECE_FILES = ("tokenizer.model", "spiece.model")
 _CUTTERS = {
     "GPT2Tokenizer": "gpt-2", "RobertaTokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2",
@@ -27,17 +24,13 @@ _CUTTERS = {
 """How words are cut, by the class that tokenizer_config.json declares; vocab.json says nothing of it."""
 _BERT_TOKENS = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "CLS", "SEP", "PAD", "MASK")}
 
-Names = Mapping[str, str]
-"""Special tokens by role (bos_token, ...), as the directory's JSON files name them."""
 
-
-def older_form(path: Path) -> Callable[[Path, dict, Names], tuple[Backend, dict[str, str]]] | None:
-    """The reader for what lies in the directory, None if nothing does.
-
-    A reader takes (path, tokenizer_config, names) and gives (backend, names with those of the vocabulary itself).
-    """
+def older_form(path: Path, kind: str) -> Reader | None:
+    """The reader for what lies in the directory of a tokenizer of this kind, None if nothing does."""
+    if (reader := piece_forms.piece_form(path, kind)) is not None:
+        return reader
     if any((path / name).is_file() for name in PIECE_FILES):
-        return _piece_file
+        return {"T5": _t5, "Pegasus": _pegasus}.get(kind, _piece_file)
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return _byte_pairs
     if (path / "vocab.txt").is_file():
@@ -45,23 +38,35 @@ def older_form(path: Path) -> Callable[[Path, dict, Names], tuple[Backend, dict[
     return None
 
 
-def _piece_file(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
+def _t5(path: Path, config: dict, names: Names) -> Form:
+    return _piece_file(path, config, {"pad_token": "<pad>", **names}, lambda pieces, names: piece_forms.t5(
+        pieces, config, path))
+
+
+def _pegasus(path: Path, config: dict, names: Names) -> Form:
+    return _piece_file(path, config, {"mask_token": "<mask_2>", **names}, lambda pieces, names: piece_forms.pegasus(
+        pieces, config, names, path))
+
+
+def _piece_file(path: Path, config: dict, names: Names,
+                change: Callable[[Pieces, Names], Pieces] = lambda pieces, names: pieces) -> Form:
     file = read_piece_file(next(path / name for name in PIECE_FILES if (path / name).is_file()))
     tokens = file.pieces.tokens
     ids = {"bos_token": file.bos, "eos_token": file.eos, "unk_token": file.pieces.unknown, "pad_token": file.pad}
     names = {**{name: tokens[i] for name, i in ids.items() if i is not None}, **names}
-    place = {token: i for i, token in enumerate(tokens)}
+    pieces = change(file.pieces, names)
+    place = {token: i for i, token in enumerate(pieces.tokens)}
 
     def around(name: str, default: bool) -> tuple[int, ...]:
         return (place[names[name]],) if config.get(f"add_{name}", default) and names.get(name) in place else ()
 
     pairs = file.kind == "bpe"
-    pieces = replace(file.pieces, prefix=around("bos_token", pairs), suffix=around("eos_token", not pairs))
+    pieces = replace(pieces, prefix=around("bos_token", pairs), suffix=around("eos_token", not pairs))
     backend, _ = (build_pairs if pairs else build_unigrams)(pieces)
-    return backend, dict(names)
+    return Form(backend, names)
 
 
-def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
+def _byte_pairs(path: Path, config: dict, names: Names) -> Form:
     kind = str(config.get("tokenizer_class") or "GPT2Tokenizer")[:100]
     pre = _CUTTERS.get(kind.removesuffix("Fast"))
     vocab = read_object(path / "vocab.json")
@@ -71,7 +76,7 @@ def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[s
             f"vocabularies of {', '.join(_CUTTERS)} can be read. Save the tokenizer once as tokenizer.json."
         )
     extra = read_object(path / "added_tokens.json")
-    tokens = _by_id({**extra, **vocab}, path / "vocab.json")
+    tokens = numbered({**extra, **vocab}, path / "vocab.json")
     lines = read_text(path / "merges.txt").split("\n")
     merges = [line for line in lines if line and not line.startswith("#version")]
     if "<|endoftext|>" in vocab:
@@ -80,10 +85,10 @@ def _byte_pairs(path: Path, config: dict, names: Names) -> tuple[Backend, dict[s
     special = {place[token] for token in names.values() if token in place}
     added = {i: True for i in special} | {place[token]: True for token in extra}
     prefix, suffix = _class_and_separator(names, place)
-    return BytePairs(tokens, merges, pre, added, prefix, suffix).build(), dict(names)
+    return Form(BytePairs(tokens, merges, pre, added, prefix, suffix).build(), names)
 
 
-def _word_pieces(path: Path, config: dict, names: Names) -> tuple[Backend, dict[str, str]]:
+def _word_pieces(path: Path, config: dict, names: Names) -> Form:
     tokens = [line.rstrip("\r") for line in read_text(path / "vocab.txt").split("\n")]
     if tokens and not tokens[-1]:
         tokens.pop()
@@ -100,21 +105,10 @@ def _word_pieces(path: Path, config: dict, names: Names) -> tuple[Backend, dict[
     recipe = WordPieces(
         tokens, added, place[names["unk_token"]], lower, lower if accents is None else bool(accents), prefix, suffix
     )
-    return recipe.build(), dict(names)
+    return Form(recipe.build(), names)
 
 
 def _class_and_separator(names: Names, place: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if names.get("cls_token") in place and names.get("sep_token") in place:
         return (place[names["cls_token"]],), (place[names["sep_token"]],)
     return (), ()
-
-
-def _by_id(vocab: dict[str, Any], path: Path) -> list[str]:
-    ids = list(vocab.values())
-    most = len(ids) + MAX_HOLES
-    if not ids or not all(type(i) is int and 0 <= i < most for i in ids) or len(set(ids)) != len(ids):
-        raise ModelFileError(f"{path}: expected every token with an id of its own, below {most}; fetch it again.")
-    tokens = [f"[EMPTY_{i}]" for i in range(max(ids) + 1)]
-    for token, i in vocab.items():
-        tokens[i] = token
-    return tokens

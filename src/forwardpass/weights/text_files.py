@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ModelFileError
 
 _MOST = 256 * 2**20
+MAX_HOLES = 1 << 16
+"""Ids that no token has, up to the greatest id: a vocabulary with more is damaged, and would cost memory."""
 
 
 def read_text(path: Path) -> str:
@@ -39,3 +42,15 @@ def _read(path: Path, kind: type, called: str):
     if not isinstance(value, kind):
         raise ModelFileError(f"{path}: expected a JSON {called}, found {type(value).__name__}.")
     return value
+
+
+def numbered(vocab: Mapping[str, object], path: Path) -> list[str]:
+    """The tokens of {token: id} by id, holes filled with names of their own. path: of the file, for errors."""
+    ids = list(vocab.values())
+    most = len(ids) + MAX_HOLES
+    if not ids or not all(type(i) is int and 0 <= i < most for i in ids) or len(set(ids)) != len(ids):
+        raise ModelFileError(f"{path}: expected every token with an id of its own, below {most}; fetch it again.")
+    tokens = [f"[EMPTY_{i}]" for i in range(max(ids) + 1)]
+    for token, i in vocab.items():
+        tokens[i] = token
+    return tokens

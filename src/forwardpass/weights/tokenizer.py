@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from ..errors import ModelFileError, ParameterError
+from .languages import Languages
 from .recipes import SPACE, Recipe, add_tokens, recipe_from_dict, recipe_to_dict
 
 
@@ -22,6 +23,7 @@ class VocabularyFacts:
     variables:     strings a chat template may use (bos_token, eos_token, ...)
     middle_ids:    tokens for filling in a middle, by role (prefix, suffix, middle, pad, repo, file)
     truncation_side: where a text that is too long is cut unless the caller says otherwise, "right" or "left"
+    languages:     of a model that translates
     vocab_size:    rows of the vocabulary, holes included
     """
 
@@ -35,6 +37,7 @@ class VocabularyFacts:
     variables: Mapping[str, str] = field(default_factory=dict)
     middle_ids: Mapping[str, int] = field(default_factory=dict)
     truncation_side: str = "right"
+    languages: Languages | None = None
 
 
 class Tokenizer:
@@ -61,6 +64,7 @@ class Tokenizer:
         self.model_max_length = facts.model_max_length
         self.truncation_side = facts.truncation_side
         self.template_variables = dict(facts.variables)
+        self.languages = facts.languages
         self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self._cut_decoder()
@@ -112,6 +116,10 @@ class Tokenizer:
             if found is not None and (text == named or found in self.special_ids):
                 return found
         return None
+
+    def _cut(self, text: str, parse_special: bool) -> Encoding:
+        """The text alone, as the library cuts it."""
+        return _encode(self.backend if parse_special else self.plain_backend, text, False)
 
     def special_spans(self, text: str) -> list[tuple[int, int, int]]:
         """(start, end, id) of every special token written out in `text`, in order; counted in characters."""
@@ -189,12 +197,12 @@ class Tokenizer:
     def _make_bytes(self, token_id: int) -> bytes:
         if (added := self._added.get(token_id)) is not None:
             return (added.content if self._byte_level else added.content.replace(SPACE, " ")).encode()
-        token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        token = self.id_to_token(token_id)
         if token is None:
             return b""
         if self._byte_level:
             try:
-                return bytes([_BYTE_OF[char] for char in token])
+                return bytes([BYTE_OF[char] for char in token])
             except KeyError:
                 return token.encode()
         if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -233,12 +241,17 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Everything needed to build this tokenizer again, faster than from the model's files."""
+        header = self._header()
+        if self._recipe is None:
+            return json.dumps(header) + "\n" + self.backend.to_str()
+        recipe = json.dumps(recipe_to_dict(self._recipe), ensure_ascii=False)
+        return json.dumps(header | {"recipe": True}) + "\n" + recipe
+
+    def _header(self) -> dict:
         facts = {**vars(self.facts), "variables": dict(self.facts.variables)}
         facts["middle_ids"] = dict(self.facts.middle_ids)
-        if self._recipe is None:
-            return json.dumps({"facts": facts}) + "\n" + self.backend.to_str()
-        recipe = json.dumps(recipe_to_dict(self._recipe), ensure_ascii=False)
-        return json.dumps({"facts": facts, "recipe": True}) + "\n" + recipe
+        facts["languages"] = None if self.languages is None else asdict(self.languages)
+        return {"facts": facts}
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
@@ -248,6 +261,13 @@ class Tokenizer:
             header = json.loads(head)
             facts = header["facts"]
             facts["eos_token_ids"] = tuple(facts["eos_token_ids"])
+            if facts.get("languages") is not None:
+                facts["languages"] = Languages(**facts["languages"])
+            if "tokens" in header:
+                from .renumbered import Renumbered  # a Tokenizer itself
+
+                return Renumbered(backend_from_json(body), VocabularyFacts(**facts), header["tokens"],
+                                  header["spelled"])
             if not header.get("recipe"):
                 return cls(backend_from_json(body), VocabularyFacts(**facts))
             recipe = recipe_from_dict(json.loads(body))
@@ -300,4 +320,4 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
