@@ -8,42 +8,42 @@ from __future__ import annotations
 
 _LANGUAGES = """
 ace Acehnese; acm Mesopotamian Arabic; acq Ta'izzi-Adeni Arabic; aeb Tunisian Arabic; af afr Afrikaans;
-ajp South Levantine Arabic; ak aka Akan; am amh Amharic; apc North Levantine Arabic; ar ara arb Arabic/Standard Arabic;
-ars Najdi Arabic; ary Moroccan Arabic; arz Egyptian Arabic; as asm Assamese; ast Asturian; awa Awadhi;
-ay aym ayr Aymara/Central Aymara; azb South Azerbaijani; az aze azj Azerbaijani/North Azerbaijani; ba bak Bashkir;
-bm bam Bambara; ban Balinese; be bel Belarusian; bem Bemba; bn ben Bengali/Bangla; bho Bhojpuri; bjn Banjar;
-bo bod tib Tibetan/Standard Tibetan; br bre Breton; bs bos Bosnian; bug Buginese; bg bul Bulgarian;
-ca cat Catalan/Valencian; ceb Cebuano; cs ces cze Czech; cjk Chokwe; ckb Central Kurdish/Sorani; crh Crimean Tatar;
-cy cym wel Welsh; da dan Danish; de deu ger German; din dik Dinka/Southwestern Dinka; dyu Dyula; dz dzo Dzongkha;
-el ell gre Greek; en eng English; eo epo Esperanto; et est ekk Estonian; eu eus baq Basque; ee ewe Ewe;
-fo fao Faroese; fa fas per pes Persian/Farsi/Western Persian; fj fij Fijian; fi fin Finnish; fon Fon;
-fr fra fre French; fur Friulian; ff ful fuv Fula/Fulah/Nigerian Fulfulde; fy fry Western Frisian/Frisian;
-gd gla Scottish Gaelic; ga gle Irish; gl glg Galician; gn grn Guarani; gu guj Gujarati;
-ht hat Haitian Creole/Haitian; ha hau Hausa; he iw heb Hebrew; hi hin Hindi; hne Chhattisgarhi; hr hrv Croatian;
-hu hun Hungarian; hy hye arm Armenian; ig ibo Igbo; ilo Ilocano; id ind Indonesian; is isl ice Icelandic;
-it ita Italian; jv jav Javanese; ja jpn Japanese; kab Kabyle; kac Jingpho; kam Kamba; kn kan Kannada; ks kas Kashmiri;
-ka kat geo Georgian; kr kau knc Kanuri/Central Kanuri; kk kaz Kazakh; kbp Kabiye/Kabiyè; kea Kabuverdianu;
-km khm Khmer; ki kik Kikuyu; rw kin Kinyarwanda; ky kir Kyrgyz/Kirghiz; kmb Kimbundu; kg kon Kikongo/Kongo;
-ko kor Korean; ku kur kmr Kurdish/Northern Kurdish/Kurmanji; la lat Latin; lo lao Lao;
-lv lav lvs Latvian/Standard Latvian; lij Ligurian; li lim Limburgish; ln lin Lingala; lt lit Lithuanian; lmo Lombard; ltg Latgalian;
-lb ltz Luxembourgish; lua Luba-Kasai; lg lug Ganda/Luganda; luo Luo; lus Mizo; mag Magahi; mai Maithili;
-ml mal Malayalam; mr mar Marathi; min Minangkabau; mk mkd mac Macedonian; mg mlg plt Malagasy/Plateau Malagasy;
-mt mlt Maltese; mni Meitei/Manipuri; mn mon khk Mongolian/Halh Mongolian; mos Mossi; mi mri mao Maori/Māori;
-ms msa may zsm Malay/Standard Malay; my mya bur Burmese; nl nld dut Dutch/Flemish; nn nno Norwegian Nynorsk/Nynorsk;
-no nor nb nob Norwegian/Norwegian Bokmål/Bokmål; ne nep npi Nepali; ns nso Northern Sotho/Pedi; nus Nuer;
-ny nya Nyanja/Chichewa; oc oci Occitan; om orm gaz Oromo/West Central Oromo; or ori ory Odia/Oriya; pag Pangasinan;
-pa pan Punjabi/Panjabi/Eastern Panjabi; pap Papiamento; pl pol Polish; pt por Portuguese; prs Dari;
-ps pus pbt Pashto/Southern Pashto; qu que quy Quechua/Ayacucho Quechua; ro ron rum mo Romanian/Moldovan; rn run Rundi;
-ru rus Russian; sg sag Sango; sa san Sanskrit; sat Santali; scn Sicilian; shn Shan; si sin Sinhala/Sinhalese;
-sk slk slo Slovak; sl slv Slovenian/Slovene; sm smo Samoan; sn sna Shona; sd snd Sindhi; so som Somali;
-st sot Southern Sotho/Sesotho; es spa Spanish/Castilian; sq sqi alb als Albanian/Tosk Albanian; sc srd Sardinian;
-sr srp Serbian; ss ssw Swati/Swazi; su sun Sundanese; sv swe Swedish; sw swa swh Swahili; szl Silesian; ta tam Tamil;
-tt tat Tatar; te tel Telugu; tg tgk Tajik; tl tgl fil Tagalog/Filipino; th tha Thai; ti tir Tigrinya;
-taq Tamasheq; tpi Tok Pisin; tn tsn Tswana; ts tso Tsonga; tk tuk Turkmen; tum Tumbuka; tr tur Turkish; tw twi Twi;
-tzm Central Atlas Tamazight; ug uig Uyghur; uk ukr Ukrainian; umb Umbundu; ur urd Urdu;
-uz uzb uzn Uzbek/Northern Uzbek; vec Venetian; vi vie Vietnamese; war Waray; wo wol Wolof; xh xho Xhosa;
-yi yid ydd Yiddish/Eastern Yiddish; yo yor Yoruba; yue Cantonese/Yue Chinese; zh zho chi cmn Chinese/Mandarin;
-zu zul Zulu
+ajp South Levantine Arabic; ak aka Akan; am amh Amharic; apc North Levantine Arabic;
+ar ara arb Arabic/Standard Arabic; ars Najdi Arabic; ary Moroccan Arabic; arz Egyptian Arabic; as asm Assamese;
+ast Asturian; awa Awadhi; ay aym ayr Aymara/Central Aymara; azb South Azerbaijani;
+az aze azj Azerbaijani/North Azerbaijani; ba bak Bashkir; bm bam Bambara; ban Balinese; be bel Belarusian; bem Bemba;
+bn ben Bengali/Bangla; bho Bhojpuri; bjn Banjar; bo bod tib Tibetan/Standard Tibetan; br bre Breton; bs bos Bosnian;
+bug Buginese; bg bul Bulgarian; ca cat Catalan/Valencian; ceb Cebuano; cs ces cze Czech; cjk Chokwe;
+ckb Central Kurdish/Sorani; crh Crimean Tatar; cy cym wel Welsh; da dan Danish; de deu ger German;
+din dik Dinka/Southwestern Dinka; dyu Dyula; dz dzo Dzongkha; el ell gre Greek; en eng English; eo epo Esperanto;
+et est ekk Estonian; eu eus baq Basque; ee ewe Ewe; fo fao Faroese; fa fas per pes Persian/Farsi/Western Persian;
+fj fij Fijian; fi fin Finnish; fon Fon; fr fra fre French; fur Friulian; ff ful fuv Fula/Fulah/Nigerian Fulfulde;
+fy fry Western Frisian/Frisian; gd gla Scottish Gaelic; ga gle Irish; gl glg Galician; gn grn Guarani;
+gu guj Gujarati; ht hat Haitian Creole/Haitian; ha hau Hausa; he iw heb Hebrew; hi hin Hindi; hne Chhattisgarhi;
+hr hrv Croatian; hu hun Hungarian; hy hye arm Armenian; ig ibo Igbo; ilo Ilocano; id ind Indonesian;
+is isl ice Icelandic; it ita Italian; jv jav Javanese; ja jpn Japanese; kab Kabyle; kac Jingpho; kam Kamba;
+kn kan Kannada; ks kas Kashmiri; ka kat geo Georgian; kr kau knc Kanuri/Central Kanuri; kk kaz Kazakh;
+kbp Kabiye/Kabiyè; kea Kabuverdianu; km khm Khmer; ki kik Kikuyu; rw kin Kinyarwanda; ky kir Kyrgyz/Kirghiz;
+kmb Kimbundu; kg kon Kikongo/Kongo; ko kor Korean; ku kur kmr Kurdish/Northern Kurdish/Kurmanji; la lat Latin;
+lo lao Lao; lv lav lvs Latvian/Standard Latvian; lij Ligurian; li lim Limburgish; ln lin Lingala; lt lit Lithuanian;
+lmo Lombard; ltg Latgalian; lb ltz Luxembourgish; lua Luba-Kasai; lg lug Ganda/Luganda; luo Luo; lus Mizo; mag Magahi;
+mai Maithili; lmo Lombard; ml mal Malayalam; mr mar Marathi; min Minangkabau; mk mkd mac Macedonian;
+mg mlg plt Malagasy/Plateau Malagasy; mt mlt Maltese; mni Meitei/Manipuri; mn mon khk Mongolian/Halh Mongolian;
+mos Mossi; mi mri mao Maori/Māori; ms msa may zsm Malay/Standard Malay; my mya bur Burmese; nl nld dut Dutch/Flemish;
+nn nno Norwegian Nynorsk/Nynorsk; no nor nb nob Norwegian/Norwegian Bokmål/Bokmål; ne nep npi Nepali;
+ns nso Northern Sotho/Pedi; nus Nuer; ny nya Nyanja/Chichewa; oc oci Occitan; om orm gaz Oromo/West Central Oromo;
+or ori ory Odia/Oriya; pag Pangasinan; pa pan Punjabi/Panjabi/Eastern Panjabi; pap Papiamento; pl pol Polish;
+pt por Portuguese; prs Dari; ps pus pbt Pashto/Southern Pashto; qu que quy Quechua/Ayacucho Quechua;
+ro ron rum mo Romanian/Moldovan; rn run Rundi; ru rus Russian; sg sag Sango; sa san Sanskrit; sat Santali;
+scn Sicilian; shn Shan; si sin Sinhala/Sinhalese; sk slk slo Slovak; sl slv Slovenian/Slovene; sm smo Samoan;
+sn sna Shona; sd snd Sindhi; so som Somali; st sot Southern Sotho/Sesotho; es spa Spanish/Castilian;
+sq sqi alb als Albanian/Tosk Albanian; sc srd Sardinian; sr srp Serbian; ss ssw Swati/Swazi; su sun Sundanese;
+sv swe Swedish; sw swa swh Swahili; szl Silesian; ta tam Tamil; tt tat Tatar; te tel Telugu; tg tgk Tajik;
+tl tgl fil Tagalog/Filipino; th tha Thai; ti tir Tigrinya; taq Tamasheq; tpi Tok Pisin; tn tsn Tswana; ts tso Tsonga;
+tk tuk Turkmen; tum Tumbuka; tr tur Turkish; tw twi Twi; tzm Central Atlas Tamazight; ug uig Uyghur; uk ukr Ukrainian;
+umb Umbundu; ur urd Urdu; uz uzb uzn Uzbek/Northern Uzbek; vec Venetian; vi vie Vietnamese; war Waray; wo wol Wolof;
+xh xho Xhosa; yi yid ydd Yiddish/Eastern Yiddish; yo yor Yoruba; yue Cantonese/Yue Chinese;
+zh zho chi cmn Chinese/Mandarin; zu zul Zulu
 """
 _WRITTEN = {"simplified chinese": "zho_Hans", "traditional chinese": "zho_Hant"}
 
