@@ -14,7 +14,7 @@ from forwardpass.errors import ForwardpassError, ModelFileError, UnsupportedMode
 from forwardpass.models import registry, spec_json
 from forwardpass.models.families import m2m_100, marian
 from forwardpass.models.hf_config import read_config
-from numpy_model import numpy_hidden, numpy_logits
+from numpy_model import numpy_head, numpy_hidden, numpy_logits
 
 SOURCE, TARGET = [5, 9, 61, 33, 7, 2], [2, 40, 11, 60]
 T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True,
@@ -101,7 +101,7 @@ BAD = {  # what is wrong: (config, changes, what the error says)
     "buckets": (T5, {"relative_attention_num_buckets": 7}, "buckets of relative positions"),
     "distance": (T5, {"relative_attention_max_distance": 8}, "greatest relative distance"),
     "odd width": (BART | {"model_type": "marian", "architectures": None}, {
-        "d_model": 45, "encoder_attention_heads": 3}, "frequencies of positions for 45 columns"),
+        "d_model": 45, "encoder_attention_heads": 3}, "d_model: expected an even width, .* found 45"),
     "two vocabularies and one table": (BART | {"model_type": "marian", "architectures": None}, {
         "decoder_vocab_size": 90}, r"decoder_vocab_size: expected vocab_size \(96\), since both sides share"),
     "half a model": (BART, {"is_encoder_decoder": False}, "is_encoder_decoder = False.*one half"),
@@ -197,6 +197,29 @@ def test_an_encoder_by_itself(family, tmp_path, tools):
     alone = {name.replace("shared", "encoder.embed_tokens"): array for name, array in arrays.items()}
     spec, weights, _ = read(tools, alone, values)
     assert relative_error(numpy_hidden(spec, weights, SOURCE), theirs) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["Bart", "MBart"])
+def test_labels(family, tmp_path, tools):
+    """BartForSequenceClassification: the decoder reads the source, one token behind, and the state at its end token is
+    the text's."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file
+
+    torch.manual_seed(6)
+    config = getattr(transformers, family + "Config")(**tiny_pairs.SIDES, num_labels=5)
+    model = getattr(transformers, family + "ForSequenceClassification")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        theirs = model(torch.tensor([SOURCE])).logits[0].numpy()
+    model.save_pretrained(tmp_path)
+    values = read_config(tmp_path).values
+    spec, weights, _ = read(tools, load_file(tmp_path / "model.safetensors"), values)
+    states = numpy_hidden(spec, weights, [tiny_pairs.END, *SOURCE[:-1]], source=SOURCE)
+    assert (spec.head.task, spec.head.outputs, spec.head.pool) == ("labels", 5, "last")
+    assert relative_error(numpy_head(spec, weights, states), theirs) < 1e-5
 
 
 def test_an_unknown_kind_lists_what_is_known():

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forwardpass.models import encoder_decoder, hf_config
+from forwardpass.models import encoder_decoder, hf_config, hf_heads
 from forwardpass.models.encoder_decoder import Half
 from forwardpass.models.hf_config import HfFields
 from forwardpass.models.spec import MAX_LAYERS, ModelSpec, NormSpec
 from forwardpass.models.weight_rows import WeightRow
 from forwardpass.models.weight_tables import table_rows
 
-ARCHITECTURES = {"bart": ("BartForConditionalGeneration", "BartModel"),
-                 "mbart": ("MBartForConditionalGeneration", "MBartModel")}
+ARCHITECTURES = {"bart": ("BartForConditionalGeneration", "BartModel", "BartForSequenceClassification"),
+                 "mbart": ("MBartForConditionalGeneration", "MBartModel", "MBartForSequenceClassification")}
 GGUF: dict[str, str] = {}
 IGNORED = {"safetensors": (
     r"(model\.)?(en|de)coder\.version",
@@ -43,16 +43,22 @@ NAMES = {target: tuple(f"{name}|{name.removeprefix('model.')}" for name in spell
              "mlp.down": (LAYER + "fc2",),
              "final_norm": ("model.{side}.layer_norm",),
          }).items()} | {"head": ("lm_head",)}
+LABELS = {"head.dense": ("classification_head.dense",), "head": ("classification_head.out_proj",)}
 OFFSET = 2
 EPSILON = 1e-5
 """Of all norms; the files do not say."""
 
 
-def read(f: HfFields, *, act: str, pre: bool, scaled: bool = False) -> dict:
-    """The numbers under the names that encoder_decoder.build takes; the arguments are what absent settings mean."""
+def read(f: HfFields, *, act: str, pre: bool, scaled: bool = False, waves: bool = True) -> dict:
+    """The numbers under the names that encoder_decoder.build takes; the arguments are what absent settings mean.
+
+    waves: positions are sines and cosines.
+    """
     if not f.flag("is_encoder_decoder", True):
         f.unsupported("is_encoder_decoder", "one half of an encoder-decoder by itself")
     hidden, vocab = f.integer("d_model", "hidden_size"), f.integer("vocab_size")
+    if waves and hidden % 2:
+        f.wrong("d_model", "an even width, half of it for the sines of positions and half for their cosines", hidden)
 
     def half(side: str) -> Half:
         heads = f.integer(f"{side}_attention_heads", default=16)
@@ -71,12 +77,18 @@ def read(f: HfFields, *, act: str, pre: bool, scaled: bool = False) -> dict:
 
 
 def from_config(f: HfFields) -> ModelSpec:
-    n = read(f, act="gelu", pre=f.family == "mbart")
-    return encoder_decoder.build(**n, learned_positions=n["positions"] + OFFSET, position_offset=OFFSET,
-                                 embed_norm=n["norm"], head_bias=True)
+    n = read(f, act="gelu", pre=f.family == "mbart", waves=False)
+    head = {"head_bias": True}
+    if hf_heads.task_of(f.architecture, "lm") == "labels":
+        # The decoder reads the source once more, one token behind. Its last state, at the end token, is the text's.
+        head = hf_heads.head(f, labels={"pool": "last", "dense": n["hidden"]})
+    return encoder_decoder.build(**n | head, learned_positions=n["positions"] + OFFSET, position_offset=OFFSET,
+                                 embed_norm=n["norm"])
 
 
 def weight_rows(spec: ModelSpec, kind: str) -> tuple[WeightRow, ...]:
+    if spec.head.task == "labels":
+        return tuple(table_rows(spec, NAMES | LABELS, kind))
     return tuple(named(table_rows(spec, NAMES, kind)))
 
 

@@ -73,7 +73,7 @@ def from_config(f: HfFields) -> ModelSpec:
         positions=POSITIONS, norm=NormSpec("rms", hf_config.epsilon(f, "layer_norm_epsilon", 1e-6)), pre=True,
         final_norm=True, act=act, mlp=mlp, biases=False, scale=1.0, tied=tied,
         logit_scale=hidden**-0.5 if scaled else 1.0)
-    if {*(f.get("architectures") or ())} & {*ALONE}:
+    if f.architecture in ALONE:
         f.get("is_encoder_decoder")  # says true here, too
         return spec.encoder.check()
     if not f.flag("is_encoder_decoder", True):
