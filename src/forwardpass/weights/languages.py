@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from ..errors import ParameterError
 from . import language_names
 
-SOURCES = ("before", "after", "")
-TARGETS = ("first", "start", "text", "")
+MAX_NAMED = 60
+"""Languages that an error lists with their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,10 @@ class Languages:
             ids.insert(0, self.tokens[said])
         elif self.source_place == "after":
             ids.append(self.tokens[said])
-        chosen = self._code("target", target, self.target)
         if self.target_place == "text":
-            ids.insert(0, self.tokens[chosen])
+            ids.insert(0, self.tokens[self._code("target", target, self.target)])
+        elif target is not None:
+            self._code("target", target, self.target)
         return ids
 
     def start_id(self, target: str | None = None) -> int | None:
@@ -106,7 +107,10 @@ class Languages:
 
 
 def _listed(codes: Sequence[str]) -> str:
-    known = [f"{code} ({name})" if (name := language_names.name_of(code)) else code for code in codes]
+    """Codes for an error, with names unless there are many."""
+    known = list(codes)
+    if len(codes) <= MAX_NAMED:
+        known = [f"{code} ({name})" if (name := language_names.name_of(code)) else code for code in codes]
     return ", ".join(known) or "none by name"
 
 
