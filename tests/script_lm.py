@@ -64,6 +64,7 @@ class ScriptLM:
                                     head=HeadSpec())
         self.encoder = ScriptEncoder(max_positions, stores=True) if pair else None
         self.groups = [SimpleNamespace(window=window) for window in windows] + [SimpleNamespace(window=0)] * pair
+        self.backend = SimpleNamespace(pool=None)
         self.regimes = regimes or Regimes()
         self.f, self.before = f, lambda: None
 

@@ -13,41 +13,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
-from forwardpass.contracts import CacheView, Hidden, Packed
+from forwardpass.decoding.beams import BeamSearch
 from forwardpass.decoding.params import SamplingParams, TokenFacts
 from forwardpass.errors import CapacityError, ForwardpassError, ParameterError, UnsupportedModelError
-from forwardpass.scheduler.ahead import RUN_AHEAD_S, Pace
-from forwardpass.scheduler.arrays import packed_plan, packed_texts
+from forwardpass.scheduler.beams import BeamRequest, advance_beams
+from forwardpass.scheduler.computing import RUN_AHEAD_S, Computing, Results, Step
 from forwardpass.scheduler.job import Job
 from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts, checked
 from forwardpass.scheduler.request import NoText, Request
-from forwardpass.scheduler.scheduler import STEP_TOKENS, Plan, Scheduler, Work
+from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
 from forwardpass.scheduler.texts import Text
 from forwardpass.scheduler.turns import Turns
-from forwardpass.stages.decode import decode
-from forwardpass.stages.embed import embed
 from forwardpass.stages.postprocess import Choice
-from forwardpass.stages.project import project
 
 __all__ = ["EncoderText", "Engine", "Step"]
 
-PROJECT_ROWS = 64
-"""Rows projected at once where logits of whole texts are wanted: bounds the memory of a large vocabulary."""
-
-
-class Step(NamedTuple):
-    """What a step computed. rows: (new tokens, positions cached before) of each sequence;  wanted: rows that became
-    logits;  texts: the length of each that the encoder read."""
-
-    rows: list[tuple[int, int]]
-    wanted: int
-    texts: list[int]
+INTERRUPTED = "interrupted while the results of a step were handed out; send it again"
 
 
 class Engine:
@@ -55,7 +42,6 @@ class Engine:
     positions of all layers. Groups of layers share its bytes, so that more texts fit where layers see only a window.
 
     encoder: what reads whole texts, the network itself or that of an encoder-decoder's sources; None = nothing does.
-    steps: how many were computed;  last: those of the newest call of step().
     """
 
     def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
@@ -69,14 +55,22 @@ class Engine:
                              *self.memory[own:])
         self.prefixes = PrefixCache(self.cache)
         self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes)
-        self.steps = 0
-        self.last: list[Step] = []
         self.run_ahead_s = RUN_AHEAD_S
-        self._pace = Pace()
+        self._computing = Computing(network, self.encoder, self.memory, facts.vocab_size)
         self._turns = Turns()
         self._jobs: dict[int, Job] = {}  # id -> all that have not ended
         self._leaving: deque[Job] = deque()
         self._closed = False
+
+    @property
+    def steps(self) -> int:
+        """How many have been computed."""
+        return self._computing.steps
+
+    @property
+    def last(self) -> list[Step]:
+        """Those that the newest call of step() computed."""
+        return self._computing.last
 
     def add(self, prompt_ids: list[int], params: SamplingParams, started: float | None = None,
             source_ids: Sequence[int] | None = None, prompt_index: int = 0) -> Request:
@@ -88,13 +82,19 @@ class Engine:
         self._check_generates()
         source = self._source(source_ids)
         longest = len(prompt_ids) + params.max_new_tokens - 1  # the last token is chosen, never computed
-        self._check_room(longest, "the request", "shorten the prompt or lower max_new_tokens", source)
+        advice = "shorten the prompt or lower max_new_tokens" + (" or num_beams" if params.num_beams > 1 else "")
+        self._check_room(longest, "the request", advice, source, params.num_beams)
         if params.stop and self.tokenizer is None:
             raise ParameterError("stop strings need the model's tokenizer; this model has none: use stop_token_ids")
         choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i, source_ids=source_ids,
                           prompt_index=prompt_index, text_stream=None if self.tokenizer else NoText())
                    for i in range(params.num_return_sequences)]
-        request = Request(prompt_ids, choices, source, started)
+        if params.num_beams == 1:
+            request = Request(prompt_ids, choices, source, started)
+        else:
+            search = BeamSearch(params, self.facts, prompt_ids, source_ids=source_ids, prompt_index=prompt_index,
+                                decode=self.tokenizer.decode if self.tokenizer else None)
+            request = BeamRequest(prompt_ids, choices, search, source, started)
         self._admit(request)
         return request
 
@@ -122,17 +122,9 @@ class Engine:
 
         source_ids: what an encoder-decoder's text belongs to.
         """
-        def projected(first: int, values: np.ndarray) -> None:
-            count = len(values)
-            packed = Packed(np.array(ids[first : first + count], np.int32),
-                            np.arange(first, first + count, dtype=np.int32), np.array([0, count], np.int32))
-            for at in range(0, count, PROJECT_ROWS):
-                rows = np.arange(at, min(at + PROJECT_ROWS, count), dtype=np.int32)
-                consume(first + at, project(self.network, Hidden(values, packed), rows).values)
-
         if logits and self.network.spec.head.task != "lm":
             raise UnsupportedModelError("this model's head gives no logits of tokens; use a model with a language head")
-        pass_on = projected if logits else consume
+        pass_on = self._computing.projected(ids, consume) if logits else consume
         if not self.network.spec.causal:
             self.encode([EncoderText(ids)], lambda hidden: [pass_on(0, hidden.values)])
             return
@@ -222,12 +214,14 @@ class Engine:
         if not spec.causal or spec.head.task != "lm":
             raise UnsupportedModelError("this model reads texts but has no next tokens; use one that generates")
 
-    def _check_room(self, positions: int, what: str, advice: str, source: Text | None = None) -> None:
-        left = self.cache.size - (self.cache.sources.need(len(source)) if source else 0)
+    def _check_room(self, positions: int, what: str, advice: str, source: Text | None = None, beams: int = 1) -> None:
+        """beams: so many texts must fit at the same time, since they wait for one another."""
+        left = (self.cache.size - (self.cache.sources.need(len(source)) if source else 0)) // beams
         if self.cache.need(positions) > left:
+            each = f" for each of {beams} beams" if beams > 1 else ""
             beside = f" beside its source of {len(source)} tokens" if source else ""
-            raise CapacityError(f"{what} needs {positions} positions of KV cache{beside}; the engine has room for "
-                                f"{self.cache.room(positions, left)}; {advice}")
+            raise CapacityError(f"{what} needs {positions} positions of KV cache{each}{beside}; the engine has room "
+                                f"for {self.cache.room(positions, left)}; {advice}")
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -264,9 +258,10 @@ class Engine:
         jobs = {id(one): one for one in [work.sequence.owner for work in plan.work]}
         if plan.texts:
             jobs |= {id(text.owner): text.owner for text in plan.texts if text.owner}
-        ahead = self._pace.steps(self.scheduler, plan, self.run_ahead_s)
+        ahead = self._computing.steps_ahead(plan, self.scheduler, self.run_ahead_s)
         try:
-            results, seconds = self._run_ahead(plan.work, ahead) if ahead > 1 else self._compute(plan)
+            results, seconds = (self._computing.ahead(plan.work, ahead) if ahead > 1 else
+                                self._computing.step(plan, self.scheduler))
         except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
             for job in jobs.values():
                 self._fail(job, error)
@@ -275,7 +270,18 @@ class Engine:
         for source in plan.texts:
             if source.owner is None:
                 self.scheduler.text_done(source)
-        results += [(job, job.step_done, ()) for job in jobs.values() if job.gathers]
+        self._hand_out(results)
+        gathering = [job for job in jobs.values() if job.gathers and not job.done]
+        if gathering:
+            self._hand_out(self._gathered(gathering))
+        seconds["postprocess"] = perf_counter() - start
+        for job in jobs.values():
+            for stage, time in seconds.items():
+                job.seconds[stage] += time
+            if job.done:
+                self._jobs.pop(id(job), None)
+
+    def _hand_out(self, results: Results) -> None:
         for job, give, result in results:
             if job.done:  # failed by another of its results
                 continue
@@ -285,90 +291,24 @@ class Engine:
                 self._fail(job, error)
             except BaseException:
                 # Which half of a result was noted is unknown. Later ones of the plan are simply planned again.
-                self._fail(job, ForwardpassError("interrupted while the results of a step were handed out; "
-                                                 "send it again"))
+                self._fail(job, ForwardpassError(INTERRUPTED))
                 raise
-        seconds["postprocess"] = perf_counter() - start
-        for job in jobs.values():
-            for stage, time in seconds.items():
-                job.seconds[stage] += time
-            if job.done:
-                self._jobs.pop(id(job), None)
+
+    def _gathered(self, jobs: list[Job]) -> Results:
+        """What follows once all that a step computed of these jobs has been taken, as results of theirs."""
+        searches = [job for job in jobs if isinstance(job, BeamRequest)]
+        ready = [request for request in searches if request.ready]
+        try:
+            steps = advance_beams(ready, self.network.backend.pool) if ready else []
+        except BaseException:
+            for request in ready:
+                self._fail(request, ForwardpassError(INTERRUPTED))
+            raise
+        return steps + [(job, job.step_done, ()) for job in jobs if job not in searches]
 
     def _fail(self, job: Job, error: BaseException) -> None:
         job.fail(error)
         self._jobs.pop(id(job), None)
-
-    def _compute(self, plan: Plan) -> tuple[list[tuple], dict[str, float]]:
-        """One step: (job, who takes a result, result) of all that wait for one, and seconds by stage."""
-        self.steps += 1
-        self.last = [Step([(work.count, work.sequence.computed) for work in plan.work],
-                          sum(work.final for work in plan.work), [len(text) for text in plan.texts])]
-        seconds = {"embed": 0.0, "decode": 0.0, "project": 0.0}
-        results = self._read_texts(plan.texts, seconds) if plan.texts else []
-        if not plan.work:
-            return results, seconds
-        packed, cache = packed_plan(plan.work, self.network.regimes)
-        hidden = self._hidden(self.network, packed, cache, self.memory, seconds)
-        start = perf_counter()
-        starts = packed.starts.tolist()
-        wanted = [starts[i + 1] - 1 for i, work in enumerate(plan.work) if work.final]
-        logits = project(self.network, hidden, np.array(wanted, np.int32)).values
-        seconds["project"] += perf_counter() - start
-        row = 0
-        for i, work in enumerate(plan.work):
-            sequence = work.sequence
-            if work.final:
-                results.append((sequence.owner, self._give_rows, (work, logits, row, row + 1)))
-                row += 1
-            elif sequence.rows:
-                results.append((sequence.owner, self._give_rows, (work, hidden.values, starts[i], starts[i + 1])))
-            else:
-                results.append((sequence.owner, self.scheduler.done, (work,)))
-        if not plan.texts and all(work.count == 1 for work in plan.work):
-            self._pace.note(len(plan.work), sum(seconds.values()))
-        return results, seconds
-
-    def _read_texts(self, texts: list[Text], seconds: dict[str, float]) -> list[tuple]:
-        packed, cache = packed_texts(texts)
-        hidden = self._hidden(self.encoder, packed, cache, self.memory[-1:], seconds)
-        starts = packed.starts.tolist()
-        return [(text.owner, self._give_text, (text, hidden.values, starts[i], starts[i + 1]))
-                for i, text in enumerate(texts) if text.owner]
-
-    def _hidden(self, network, packed: Packed, cache: CacheView | None, memory: list, seconds: dict[str, float]):
-        """Stages 2 and 3."""
-        start = perf_counter()
-        hidden = embed(network, packed)
-        middle = perf_counter()
-        hidden = decode(network, hidden, cache, memory)
-        seconds["embed"] += middle - start
-        seconds["decode"] += perf_counter() - middle
-        return hidden
-
-    def _give_rows(self, work: Work, values: np.ndarray, begin: int, end: int) -> None:
-        self.scheduler.done(work)
-        work.sequence.owner.take(work.sequence, values, begin, end)
-
-    def _give_text(self, text: Text, values: np.ndarray, begin: int, end: int) -> None:
-        self.scheduler.text_done(text)
-        text.owner.take(text, values, begin, end)
-
-    def _run_ahead(self, plan: list[Work], steps: int) -> tuple[list[tuple], dict[str, float]]:
-        """The same for several steps, at least one."""
-        packed, cache = packed_plan(plan, self.network.regimes)
-        ends = [np.fromiter(work.sequence.owner.ends(work.sequence), np.int32) for work in plan]
-        tokens, seconds = self.network.greedy_steps(packed.token_ids, packed.positions, cache, self.memory, steps,
-                                                    self.facts.vocab_size, ends)
-        done = len(tokens)
-        if done == 0:  # logits that are not numbers: stage 5 has the words for it
-            raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for "
-                                   "this dtype: try dtype='float32'.")
-        self.steps += done
-        self.last = [Step([(1, work.sequence.computed + i) for work in plan], len(plan), []) for i in range(done)]
-        self._pace.note(len(plan), sum(seconds.values()) / done)
-        return [(work.sequence.owner, work.sequence.owner.take_ahead, (work, mine))
-                for work, mine in zip(plan, tokens.T.tolist(), strict=True)], seconds
 
 
 def _memory(network, blocks: int) -> tuple[list, int]:

@@ -17,7 +17,7 @@ class Job:
     seconds: by stage; "preprocess" is the time before the engine got it, the others are of the steps it took part in.
 
     started: when whoever asks began with it; None = now.
-    gathers: step_done is to be called.
+    gathers: more is to be done once all that a step computed of it has been taken: step_done, or a step of its search.
     """
 
     gathers = False

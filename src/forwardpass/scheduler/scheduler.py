@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache, Table
 from forwardpass.models.regimes import Regime, Regimes
@@ -163,6 +165,15 @@ class Scheduler:
         else:
             self.texts.done(text)
             self._give_back(text)
+
+    def give(self, work: Work, values: np.ndarray, begin: int, end: int) -> None:
+        """Work is done, and its rows (see Job.take) go to whom they are for."""
+        self.done(work)
+        work.sequence.owner.take(work.sequence, values, begin, end)
+
+    def give_text(self, text: Text, values: np.ndarray, begin: int, end: int) -> None:
+        self.text_done(text)
+        text.owner.take(text, values, begin, end)
 
     def finish(self, sequence: Sequence, keep: bool) -> None:
         """A sequence has ended or was cancelled. keep: what it computed may serve later requests."""

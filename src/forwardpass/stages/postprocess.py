@@ -38,7 +38,7 @@ class Choice:
     text_stream: push(token_id) -> new text, finish() -> the rest; by default one that never shows half a character
 
     token_ids, logprobs and top_logprobs grow by one entry a token (the last two stay None unless asked for);
-    finish_reason is None, then "stop", "length" or "cancelled".
+    finish_reason is None, then "stop", "length" or "cancelled".  score: of an answer that a beam search found.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Choice:
         self.logprobs: list[float] | None = None if params.logprobs is None else []
         self.top_logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
         self.finish_reason: str | None = None
+        self.score: float | None = None
         self._facts = facts
         self._decode = tokenizer.decode if params.bad_words else None
         self._sampler = sampler.Sampler(
@@ -102,13 +103,17 @@ class Choice:
             raise ParameterError(f"This answer has finished ({self.finish_reason}); it accepts no further logits.")
         return self.append(self._pick(row), row)
 
-    def append(self, token_id: int, row: np.ndarray | None = None) -> Piece:
-        """Take a token picked elsewhere, with the raw logits behind it if log-probabilities were asked for."""
+    def append(self, token_id: int, row: np.ndarray | None = None,
+               known: tuple[float, dict[int, float]] | None = None) -> Piece:
+        """Take a token picked elsewhere; if log-probabilities were asked for, with the raw logits behind it or with
+        what is `known`: its own log-probability and those of the likeliest tokens."""
         logprob = None
         if self.logprobs is not None and self.top_logprobs is not None:
-            if row is None:
-                raise ParameterError("append() needs the logits row when log-probabilities were asked for.")
-            logprob, top = sampler.logprobs(row, token_id, self.params.logprobs or 0, self._facts.vocab_size)
+            if known is None:
+                if row is None:
+                    raise ParameterError("append() needs the logits row when log-probabilities were asked for.")
+                known = sampler.logprobs(row, token_id, self.params.logprobs or 0, self._facts.vocab_size)
+            logprob, top = known
             self.logprobs.append(logprob)
             self.top_logprobs.append(top)
         self._sampler.accept(token_id)
@@ -138,6 +143,7 @@ class Choice:
             finish_reason=self.finish_reason or "cancelled",
             logprobs=None if self.logprobs is None else list(self.logprobs),
             timings=timings,
+            score=self.score,
             prompt_index=prompt_index,
             choice_index=self.index,
             top_logprobs=list(self.top_logprobs or ()) if self.params.logprobs else None,
