@@ -187,7 +187,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="position"):
         attempt([0, 6], positions - 1)
     for wrong in (Heads(5, 2, 16), Heads(0, 1, 16), Heads(4, 0, 16), Heads(1, 1, 1025)):
-        with pytest.raises(ValueError, match="heads|width"):
+        with pytest.raises(ValueError, match=r"heads|width"):
             Runner("scalar", wrong, "float32", causal=False)
     program = _native.Program(_native.Pool(1), "scalar")
     qkv, out = program.buffer(3 * 32), program.buffer(32)

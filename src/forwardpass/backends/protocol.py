@@ -123,9 +123,10 @@ class Program(Protocol):
 
         types: token types, 0 if absent.
         starts: [sequences + 1], where each sequence begins, and the number of rows; for every attention.
-        memory: the KV memory of each group;  past, tables: for programs that have groups. past: [sequences], tokens that
-        are cached already;  tables: int32 [groups, sequences, blocks], block numbers in order of position. Those that no
-        row can see any more may be -1: they are not read. Sequences may share blocks, but not those that they write.
+        memory, past, tables: for programs that have groups. memory: the KV memory of each group;  past: [sequences],
+        tokens that are cached already;  tables: int32 [groups, sequences, blocks], block numbers in order of position.
+        Those that no row can see any more may be -1: they are not read. Sequences may share blocks, but not those that
+        they write.
         sources: for cross-attention, tokens of each sequence's source (0: it sees nothing, and its rows become 0).
         regime: for each sequence 0 (also if absent) or 1, the rotary encoding's long frequencies.  lengths: for each
         sequence the length that dynamic frequencies follow, at least what it has after this run; 0 (also if absent) =
@@ -169,7 +170,7 @@ class Backend(Protocol):
 
         stages: the recorded embed, layers and project;  ids, positions, past: int32 [sequences];  tables, memory: as
         `Program.run` takes them, with blocks for all steps;  ends: each sequence's end tokens;  regime, lengths,
-        sources: as `Program.run` takes them, for the first step. Lengths grow by one a step, a regime stays: the caller must not
-        ask for steps beyond its switch. Stops after a step with an end token and before one whose logits are not
-        numbers. Returns int32 [steps done, sequences] and the seconds of the three stages.
+        sources: as `Program.run` takes them, for the first step. Lengths grow by one a step, a regime stays: the caller
+        must not ask for steps beyond its switch. Stops after a step with an end token and before one whose logits are
+        not numbers. Returns int32 [steps done, sequences] and the seconds of the three stages.
         """
