@@ -165,13 +165,14 @@ class Completion:
 
     text:             the pieces' texts, joined
     token_ids:        generated tokens only; the end token is included if it was generated
-    prompt_token_ids: the prompt as the model saw it
+    prompt_token_ids: the prompt as the model saw it; of an encoder-decoder, what its encoder read
     finish_reason:    "stop" (end token or stop string), "length" or "cancelled"
     logprobs:         one raw natural-log probability a generated token; None unless asked for
     score:            of a beam: the processed, length-normalised score; else None
     timings:          seconds by stage
     prompt_index, choice_index: which prompt of the list, and which of its choices
     top_logprobs:     one dict a generated token, token id -> log-probability, most likely first; None unless asked for
+    lost:             of a translation: numbers, URLs, {braces} and tags of the source that it lacks
     """
 
     text: str
@@ -184,6 +185,7 @@ class Completion:
     prompt_index: int = 0
     choice_index: int = 0
     top_logprobs: list[dict[int, float]] | None = None
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from forwardpass.errors import UnsupportedModelError
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.task_settings import TaskSettings
+from forwardpass.tasks.languages import translates
 
 NEEDS = {
     "generate": "a causal language model",
@@ -13,6 +17,9 @@ NEEDS = {
     "complete": "a causal language model with a tokenizer",
     "score": "a causal language model",
     "explain": "a causal language model",
+    "translate": "an encoder-decoder whose files name languages",
+    "summarize": "an encoder-decoder that is no translator alone, with a tokenizer",
+    "text2text": "an encoder-decoder with a tokenizer",
     "logits": "a head, of any kind",
     "embed": "a tokenizer",
     "classify": "a head that labels texts",
@@ -25,8 +32,9 @@ NEEDS = {
 """Task, a method of Model -> what a model must be or have for it. Errors quote it."""
 
 
-def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer) -> tuple[str, ...]:
-    """The names of the Model methods that this model can do, in the order of NEEDS. tokenizer: or None."""
+def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer, generation: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the Model methods that this model can do, in the order of NEEDS. tokenizer: or None;  generation:
+    what its files say of it."""
     can = {"hidden_states"}
     head = spec.head.task
     if head != "none":
@@ -35,6 +43,9 @@ def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer) -> tuple[str, 
         can |= {"generate", "stream", "score", "explain"}
         if tokenizer is not None and not spec.encoder:
             can |= {"complete", "chat"} if tokenizer.chat_template else {"complete"}
+        if tokenizer is not None and spec.encoder:
+            can |= {"text2text"} | ({"translate"} if translates(tokenizer, generation) else set())
+            can |= set() if tokenizer.languages else {"summarize"}
     if tokenizer is not None:
         if not settings.obstacle:
             can.add("embed")

@@ -25,6 +25,7 @@ from forwardpass.scheduler.request import Request
 from forwardpass.stages.preprocess import check_ids, encode_prompt
 from forwardpass.stages.project import project
 from forwardpass.tasks.abilities import abilities, require
+from forwardpass.tasks.answering import Answering
 from forwardpass.tasks.chat import fitting_ids
 from forwardpass.tasks.complete import completion_ids, natural_ends
 from forwardpass.tasks.opening import Opened, open_model
@@ -81,12 +82,13 @@ def thread_count(threads: int | None) -> int:
     return min(wanted, usable)
 
 
-class Model(Reading):
+class Model(Reading, Answering):
     """A loaded model. May be used from several threads: their requests share steps.
 
     tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data;
     facts: what stage 5 knows of its tokens;  network: stages 2 to 4;  tasks: which of the methods here it can do;
-    settings: what its files say of labels and vectors;  dense: layers behind the pooling of vectors.
+    settings: what its files say of labels and vectors;  dense: layers behind the pooling of vectors;
+    generation: what its files say of generation.
     """
 
     def __init__(self, opened: Opened):
@@ -102,9 +104,9 @@ class Model(Reading):
         self.facts = opened.facts
         self.settings = opened.settings
         self.dense = opened.dense
-        self.tasks = abilities(self.spec, self.settings, self.tokenizer)
+        self.generation = opened.generation
+        self.tasks = abilities(self.spec, self.settings, self.tokenizer, self.generation)
         self.told: set[str] = set()  # what the user has been warned of once and for all
-        self._generation = opened.generation
         self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
         for sentence in opened.warnings:
             warnings.warn(sentence, stacklevel=3)
@@ -112,7 +114,8 @@ class Model(Reading):
     # ---- tasks
 
     def generate(self, prompt: Prompt, **params: Any) -> Completion | list[Completion]:
-        """Continue a prompt: a str, a list of token ids, or a list of either. The chat template is not applied.
+        """Continue a prompt: a str, a list of token ids, or a list of either. The chat template is not applied. An
+        encoder-decoder answers to it: the prompt is what the encoder reads.
 
         params: see decoding.params.SamplingParams. One prompt and one choice give a Completion; otherwise a flat list,
         prompt by prompt, with `.prompt_index` and `.choice_index`.
@@ -281,27 +284,41 @@ class Model(Reading):
 
     def _params(self, params: dict[str, Any]) -> SamplingParams:
         require(self, "generate")
+        return self.answer_params(params)
+
+    def answer_params(self, params: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> SamplingParams:
+        """Of a request. settings: what the files say of its task, before what they say of all."""
         encode = None if self.tokenizer is None else (
             lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
-        return decoding_params.from_user(self._generation, params, vocab_size=self.facts.vocab_size, encode=encode)
+        return decoding_params.from_user({**self.generation, **(settings or {})}, params, encode=encode,
+                                         vocab_size=self.facts.vocab_size, decoder_start=self.facts.start_id)
 
     def _requests(self, prompts: list[list[int]], chosen: SamplingParams, given: Mapping[str, Any],
                   started: float) -> list[Request]:
         """Queued requests for all of these prompts, or for none if one of them cannot be."""
-        engine = self.engine
         each = [self._fitted(ids, chosen, given) for ids in prompts]
         requests: list[Request] = []
         try:
-            for ids, params in zip(prompts, each, strict=True):
-                requests.append(engine.add(ids, params, started))
+            for number, (ids, params) in enumerate(zip(prompts, each, strict=True)):
+                requests.append(self.ask(ids, params, started, number))
         except BaseException:
             for request in requests:
-                engine.cancel(request)
+                self.engine.cancel(request)
             raise
         return requests
 
+    def ask(self, ids: list[int], params: SamplingParams, started: float | None = None, number: int = 0) -> Request:
+        """A queued request. ids: the prompt, or what the encoder reads;  number: which prompt of the caller's it is."""
+        if not self.spec.encoder:
+            return self.engine.add(ids, params, started, prompt_index=number)
+        begins = decoding_params.decoder_prompt(self.facts.start_id, params.decoder_input_ids)
+        return self.engine.add(begins, params, started, source_ids=ids, prompt_index=number)
+
     def _fitted(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
         """The parameters with as many new tokens as the context has room for, unless the caller wants a number."""
+        if self.spec.encoder:
+            self._check_source(ids)
+            ids = decoding_params.decoder_prompt(self.facts.start_id, chosen.decoder_input_ids)
         if given.get("max_new_tokens") is None:
             room = max(1, self.spec.max_position_embeddings - len(ids))
             if room < chosen.max_new_tokens:
@@ -324,6 +341,11 @@ class Model(Reading):
             raise ParameterError(f"a stream is one answer: num_return_sequences must be 1, not "
                                  f"{chosen.num_return_sequences}")
         return Stream(self.engine, self._requests([ids], chosen, given, started)[0])
+
+    def _check_source(self, ids: list[int]) -> None:
+        limit = self.spec.encoder.max_position_embeddings
+        if len(ids) > limit:
+            raise ContextLengthError(f"the source has {len(ids)} tokens; the model's encoder reads {limit}: shorten it")
 
     def _check_length(self, ids: list[int], new_tokens: int) -> None:
         limit = self.spec.max_position_embeddings

@@ -1,0 +1,84 @@
+"""A document as sentences with what stands between them, so that it can be put together again.
+
+A line is never joined with the next, and what is blank stays as it is. Inside a line a sentence ends at . ! ? or an
+ellipsis, with closing quotes and brackets, before a blank and something that may begin a sentence; not after an
+abbreviation, an initial or an ordinal number that goes on. Chinese and Japanese full stops end one without a blank.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_CLOSING = "\"'\u201d\u2019\u00bb\u203a)\\]\u300d\u300f\uff09"
+_END = re.compile(rf"[.!?\u2026]+[{_CLOSING}]*(?=\s)|[\u3002\uff01\uff1f]+[{_CLOSING}]*")
+_WORD_BEFORE = re.compile(r"(?:^|[\s(\[\"'\u201c\u201e\u00ab-])([^\s(\[\"'\u201c\u201e\u00ab-]*)$")
+_ABBREVIATIONS = """
+    mr mrs ms dr prof sr jr st messrs mme mlle gen col capt lt sgt rev hon pres gov sen rep vs etc eg ie cf ca approx
+    al no nos vol vols ed eds fig figs eq eqs sec ch pp p art inc ltd co corp dept univ est min max jan feb mar apr jun
+    jul aug sep sept oct nov dec mon tue wed thu fri sat sun bzw bspw ggf usw evtl nr abb tab zb dh ua str hr fr hl
+    bd sog inkl exkl zzt vgl
+"""
+_KNOWN = frozenset(_ABBREVIATIONS.split())
+_DOTTED = re.compile(r"(?:\w\.)+\w$")  # "e.g", "U.S", "z.B": the last full stop stands behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sentence, and what stands before it: line ends, indentation, blanks between sentences."""
+
+    before: str
+    text: str
+
+
+def segments(document: str) -> tuple[list[Segment], str]:
+    """(the document's sentences, what stands after the last). Together they are the document."""
+    found: list[Segment] = []
+    before = ""
+    for line in re.split(r"((?:\r\n|[\n\r\v\f\x85\u2028\u2029])+)", document):
+        body = line.strip()
+        if not body:
+            before += line
+            continue
+        start = line.index(body)
+        before += line[:start]
+        for blank, sentence in _sentences(body):
+            found.append(Segment(before + blank, sentence))
+            before = ""
+        before = line[start + len(body):]
+    return found, before
+
+
+def _sentences(line: str) -> list[tuple[str, str]]:
+    """(blanks before it, sentence) for each sentence of a line without blanks at its ends."""
+    out, start = [], 0
+    for match in _END.finditer(line):
+        end = match.end()
+        rest = line[end:]
+        if not rest or not _ends(line[start:match.start()], match[0], rest):
+            continue
+        out.append(line[start:end])
+        start = end
+    out.append(line[start:])
+    pieces = []
+    for text in out:
+        body = text.lstrip()
+        pieces.append((text[: len(text) - len(body)], body))
+    return pieces
+
+
+def _ends(sentence: str, mark: str, rest: str) -> bool:
+    """Whether a sentence ends with this mark. rest: what comes after it."""
+    if mark[0] in "\u3002\uff01\uff1f":
+        return True
+    following = rest.lstrip().lstrip("\"'\u201c\u201e\u00ab\u2018([*_-\u2013\u2014\u2022 ")
+    if following and following[0].islower():
+        return False
+    if mark[0] != "." or mark[:2] == "..":
+        return True
+    word = _WORD_BEFORE.search(sentence)
+    word = word[1] if word else ""
+    initial = len(word) == 1 and word.isalpha() and word.isupper()
+    ordinal = word.isdigit() and len(word) <= 2 and not sentence[: -len(word)].strip()  # "3. Remove the lid."
+    known = word.lower().replace(".", "") in _KNOWN
+    return not (initial or ordinal or known or _DOTTED.fullmatch(word))

@@ -1,0 +1,174 @@
+"""Translation: documents by the sentence, put together as they stood, and nothing that programs read is lost silently.
+
+Sentences of all texts are in the engine side by side. Where the likeliest translation of one has lost a number, a URL
+or {braces}, the best of the other beams that kept them is taken. If none did, what is to be read letter by letter is
+kept by translating the pieces between; numbers that are missing are reported in `Completion.lost`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from forwardpass.contracts import Completion
+from forwardpass.decoding.params import SamplingParams
+from forwardpass.errors import ContextLengthError
+from forwardpass.tasks.languages import Direction
+from forwardpass.tasks.placeholders import around_codes, codes, lost
+from forwardpass.tasks.sentences import segments
+
+AT_ONCE = 64
+"""Sentences in the engine together: enough to fill its steps, few enough that the first ones come soon."""
+LONGER, MORE = 3, 32
+"""A translation has at most LONGER times the source's tokens and MORE unless the caller says otherwise: a model that
+has lost its way repeats itself to the end."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """Something to translate, or text that stays. request: of the engine, None = it stays."""
+
+    text: str
+    request: Any = None
+
+
+class Translation:
+    """One call. texts are documents; each is translated `choices` times, best first.
+
+    given: what the caller says of generation, with HF's names.
+    """
+
+    def __init__(self, model, way: Direction, given: Mapping[str, Any]):
+        self.model, self.way, self.given = model, way, given
+        self.params: SamplingParams = model.answer_params({**way.parameters(), **given}, way.settings)
+        self.choices = self.params.num_return_sequences
+        self.limit = model.source_limit
+
+    def documents(self, texts: Sequence[str]) -> Iterator[list[Completion]]:
+        """The translations of each text, in order, as they become known."""
+        split = [segments(text) for text in texts]
+        flat = self._sentences([one.text for parts, _ in split for one in parts])
+        for number, (parts, end) in enumerate(split):
+            done = [next(flat) for _ in parts]
+            yield [self._joined([one.before for one in parts], [one[i] for one in done], end, number, i)
+                   for i in range(self.choices)]
+
+    def sentences(self, text: str) -> Iterator[Completion]:
+        """The translation of one text by the sentence; what stood between them is part of their texts."""
+        parts, end = segments(text)
+        for n, (part, done) in enumerate(zip(parts, self._sentences([one.text for one in parts]), strict=True)):
+            yield self._joined([part.before], done[:1], end if n + 1 == len(parts) else "", 0, 0, first=n == 0)
+
+    def _sentences(self, texts: Sequence[str]) -> Iterator[list[Completion]]:
+        """The translations of each sentence, in order. What has not been collected is cancelled at the end."""
+        waiting: deque[list[_Part]] = deque()
+        coming = iter(texts)
+        try:
+            while True:
+                while len(waiting) < AT_ONCE and (text := next(coming, None)) is not None:
+                    waiting.append([])
+                    self._begin(text, waiting[-1])
+                if not waiting:
+                    return
+                self.model.engine.run([one.request for one in waiting[0] if one.request is not None])
+                yield self._finished(waiting[0])
+                waiting.popleft()
+        finally:
+            for part in (one for parts in waiting for one in parts if one.request is not None):
+                self.model.engine.cancel(part.request)
+
+    def _begin(self, text: str, parts: list[_Part]) -> None:
+        """Requests for a sentence: one, or several for one that is too long, cut where there is a blank."""
+        if not any(wanted for _, wanted in around_codes(text)):
+            parts.append(_Part(text))
+            return
+        ids = self.way.source_ids(self.model.tokenizer, text)
+        if len(ids) > self.limit:
+            middle = min((at for at, sign in enumerate(text) if sign.isspace() and 0 < at < len(text) - 1),
+                         key=lambda at: abs(at - len(text) / 2), default=None)
+            if middle is None:
+                raise ContextLengthError(f"a word has {len(ids)} tokens; the model reads {self.limit} at once: shorten "
+                                         "it, or leave it out")
+            self._begin(text[:middle], parts)
+            parts.append(_Part(text[middle]))
+            self._begin(text[middle + 1:], parts)
+            return
+        params = self.params
+        if "max_new_tokens" not in self.given:
+            most = min(params.max_new_tokens, LONGER * len(ids) + MORE)
+            params = replace(params, max_new_tokens=most, min_new_tokens=min(most, params.min_new_tokens))
+        if params.num_beams > 1 and (codes(text) or any(sign.isdigit() for sign in text)):
+            params = replace(params, num_return_sequences=params.num_beams)
+        parts.append(_Part(text, self.model.ask(ids, params)))
+
+    def _finished(self, parts: list[_Part]) -> list[Completion]:
+        """The translations of one sentence."""
+        done = [self._choose(part) for part in parts]
+        if len(done) == 1:
+            return done[0]
+        return [_sum([one[i] for one in done], "".join(one[i].text for one in done)) for i in range(self.choices)]
+
+    def _choose(self, part: _Part) -> list[Completion]:
+        if part.request is None:
+            return [_kept(part.text, i) for i in range(self.choices)]
+        found = [replace(one, lost=tuple(lost(part.text, one.text))) for one in part.request.completions()]
+        if self.choices > 1:
+            return found[: self.choices]
+        best = next((one for one in found if not one.lost), found[0])
+        if any(one in codes(part.text) for one in best.lost):
+            best = self._in_pieces(part.text)
+        return [replace(best, choice_index=0)]
+
+    def _in_pieces(self, text: str) -> Completion:
+        """A sentence whose codes the model can't carry over: they stay where they are, the rest is translated."""
+        pieces: list[Completion] = []
+        for piece, wanted in around_codes(text):
+            if not wanted:
+                pieces.append(_kept(piece, 0))
+                continue
+            body = piece.strip()
+            request = self.model.ask(self.way.source_ids(self.model.tokenizer, body),
+                                     replace(self.params, num_return_sequences=1))
+            self.model.engine.run([request])
+            one = request.completions()[0]
+            before, after = piece[: len(piece) - len(piece.lstrip())], piece[len(piece.rstrip()):]
+            pieces.append(replace(one, text=before + one.text.strip() + after, lost=tuple(lost(body, one.text))))
+        return _sum(pieces, "".join(one.text for one in pieces))
+
+    def _joined(self, before: list[str], done: list[Completion], end: str, number: int, choice: int,
+                first: bool = True) -> Completion:
+        text = ""
+        for n, (blank, one) in enumerate(zip(before, done, strict=True)):
+            inside = not (first and n == 0) and not any(sign in blank for sign in "\r\n")
+            text += ("" if inside and not self.way.spaced else blank) + one.text
+        whole = _sum(done, text + end) if done else _kept(end, choice)
+        return replace(whole, prompt_index=number, choice_index=choice)
+
+
+def _kept(text: str, choice: int) -> Completion:
+    return Completion(text, [], [], "stop", timings={}, choice_index=choice)
+
+
+def _sum(parts: Sequence[Completion], text: str) -> Completion:
+    """Several answers as one. Its score is the mean of theirs, its end that of the least complete one."""
+    if len(parts) == 1:
+        return replace(parts[0], text=text)
+    scores = [one.score for one in parts if one.score is not None]
+    reasons = {one.finish_reason for one in parts}
+    timings: dict[str, float] = {}
+    for one in parts:
+        for name, seconds in (one.timings or {}).items():
+            timings[name] = max(timings.get(name, 0.0), seconds)
+    return Completion(
+        text, [i for one in parts for i in one.token_ids], [i for one in parts for i in one.prompt_token_ids],
+        next(reason for reason in ("cancelled", "length", "stop") if reason in reasons),
+        score=sum(scores) / len(scores) if scores else None, timings=timings,
+        choice_index=parts[0].choice_index, lost=tuple(thing for one in parts for thing in one.lost))
+
+
+def elapsed(started: float, done: Completion) -> Completion:
+    """With the seconds since the call as the total."""
+    return replace(done, timings={**(done.timings or {}), "total": perf_counter() - started})
