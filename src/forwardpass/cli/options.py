@@ -107,6 +107,14 @@ OVERLAP = Option("overlap", INT, "Split what is too long into parts that share s
 ACTIVATION = Option("activation", TEXT, "How scores are made: softmax, sigmoid or none (default: as the model says).")
 TEXT_WORDS = Argument("text", "Texts; - reads one a line from standard input.", many=True)
 
+BEAMS = (
+    Option("num_beams", INT, "Continuations that the search keeps at each step; 1 = greedy (default: the model's)."),
+    Option("length_penalty", FLOAT, "Above 0 favours long answers of a beam search, below 0 short ones."),
+    Option("num_return_sequences", INT, "Answers to each text, best first, at most as many as beams."),
+    Option("max_new_tokens", INT, "Most tokens of an answer, of a translation's sentence."),
+)
+DOCUMENTS = Argument("text", "Files or texts; - reads standard input.", many=True)
+
 SYSTEM = Option("system", TEXT, "System message of the conversation.")
 
 COMMANDS: tuple[Command, ...] = (
@@ -193,6 +201,33 @@ COMMANDS: tuple[Command, ...] = (
             "forwardpass classify 'I loved it.' --model ./sentiment-model",
             "forwardpass classify --file reviews.txt --top 1 --json --model ./sentiment-model",
         ),
+    ),
+    Command(
+        "translate",
+        "Translate files or texts, sentence by sentence.",
+        (
+            Option("to", TEXT, "The language to translate to, by code or English name."),
+            Option("from", TEXT, "The language of the text, where the model does not know it by itself."),
+            *READING,
+            *BEAMS,
+            JSON,
+            DEBUG,
+        ),
+        DOCUMENTS,
+        model="flan-t5-small",
+        examples=(
+            "forwardpass translate --to de 'The house is wonderful.'",
+            "forwardpass translate --to German letter.txt > brief.txt",
+            "forwardpass translate --to fr 'Good morning.' --num-beams 4 --num-return-sequences 3",
+        ),
+    ),
+    Command(
+        "summarize",
+        "Say in fewer words what files or texts say.",
+        (*READING, *BEAMS, TRUNCATION, JSON, DEBUG),
+        DOCUMENTS,
+        model="flan-t5-small",
+        examples=("forwardpass summarize report.txt", "forwardpass summarize - --max-new-tokens 60 < report.txt"),
     ),
     Command(
         "rerank",
