@@ -27,7 +27,7 @@ SHAPES = {"qkv": (960, 576), "out": (576, 576), "gate_up": (1536, 576), "down": 
           "odd": (100, 96), "ragged": (37, 80)}
 ROWS = (1, 4, 32, 512)
 STORED = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4": "Q4_1", "Q4H": "Q4_1", "Q5": "Q5_0", "Q5M": "Q5_1",
-          "Q6": "Q5_0", "Q8": "Q8_0", "Q8M": "Q5_1", "Q8C": "F32", "Q16": "F32"}
+          "Q6": "Q5_0", "Q8": "Q8_0", "Q8A": "F32", "Q8C": "F32", "Q16": "F32"}
 """Format -> a stored type it can be packed from."""
 GROUP_BYTES = {"Q4_1": (2, 16), "Q5_0": (1, 20), "Q5_1": (2, 20), "Q8_0": (1, 32)}
 """Stored type -> half-precision scales, other bytes of one group of 32 weights."""
@@ -120,7 +120,7 @@ def linear_cases(backend, rng, formats, rows_wanted, op: str):
 def embed_cases(backend, rng, formats, rows_wanted):
     n, k = SHAPES["head"]
     for format in formats:
-        if format in ("Q8C", "Q16"):
+        if format in ("Q8A", "Q8C", "Q16"):
             n = 4096  # quantising a large float table takes longer than this op is worth
         table = packed(backend, format, n, k, rng)
         for rows in rows_wanted:

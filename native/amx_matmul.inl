@@ -9,21 +9,24 @@
 #include "amx_wide.inl"
 #include "amx_grouped.inl"
 
-// Q8C: a line of stored bytes q + 128 is a line of a B tile as it is; the offset is added at the end.
+// Q8C, Q8A: a line of stored bytes q + 128 is a line of a B tile as it is; the offset is taken back at the end.
+template <int Planes>
 struct ByteEnd {
-  static constexpr int kPlanes = 2;
-  const float *scale, *row_scale;
-  const int32_t* terms;  // of row `first`
-  int64_t first;
+  static constexpr int kPlanes = Planes;
+  const fp::Activations& x;
+  const float* row_scale;
   V outputs(int64_t o) const { return vload(row_scale + o); }
   V row(const int32_t* c, int64_t r, V outputs) const {
-    const int32_t* term = terms + 2 * (r - first);
-    I acc_h = iadd(iload(c), iset(term[0])), acc_l = iadd(iload(c + 256), iset(term[1]));
-    return integer_result(acc_h, acc_l, scale[r], outputs);
+    const int32_t* total = x.row_totals(r);
+    auto sum = [&](int plane) {
+      return iadd(iload(c + 256 * plane), iset(int32_t(0u - 128u * uint32_t(total[plane]))));
+    };
+    if constexpr (Planes == 2) return integer_result(sum(0), sum(1), x.scale[r], outputs);
+    else return byte_result(sum(0), x.scale[r], outputs);
   }
 };
 
-// One tile of rows, one or two panels.
+// Q8C: both planes of one tile of rows, one or two panels.
 template <int Panels, class C>
 inline void bytes_block(const fp::Matrix& w, const fp::Activations& x, int64_t tile, int64_t p, C& converter) {
   const int64_t blocks = w.k_pad() / 64, height = x.height();
@@ -61,25 +64,19 @@ inline void bytes_block(const fp::Matrix& w, const fp::Activations& x, int64_t t
 
 inline void matmul_bytes(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
                          uint8_t* scratch) {
-  constexpr int64_t kRows = 1024;  // whose terms fit in scratch
-  int32_t* terms = reinterpret_cast<int32_t*>(scratch + Converter<ByteEnd>::kBytes);
+  const ByteEnd<2> end{x, w.row_scale()};
+  Converter<ByteEnd<2>> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.k_pad() / 64, 2 * x.height());
   configure_tiles(int(x.height()), 64);
-  for (int64_t first = 0; first < x.rows; first += kRows) {
-    const int64_t last = first + kRows < x.rows ? first + kRows : x.rows;
-    for (int64_t r = first; r < last; ++r) make_terms<fp::Format::Q8C>(x, r, terms + 2 * (r - first));
-    const ByteEnd end{x.scale, w.row_scale(), terms, first};
-    Converter<ByteEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.k_pad() / 64, 2 * x.height());
-    int64_t p = p0;
-    for (; p + 2 <= p1; p += 2)
-      for (int64_t r = first; r < last; r += 16) bytes_block<2>(w, x, r / 16, p, converter);
-    for (; p < p1; ++p)
-      for (int64_t r = first; r < last; r += 16) bytes_block<1>(w, x, r / 16, p, converter);
-    converter.all();
-  }
+  int64_t p = p0;
+  for (; p + 2 <= p1; p += 2)
+    for (int64_t tile = 0; tile < x.tiles(); ++tile) bytes_block<2>(w, x, tile, p, converter);
+  if (p < p1)
+    for (int64_t tile = 0; tile < x.tiles(); ++tile) bytes_block<1>(w, x, tile, p, converter);
+  converter.all();
   _tile_release();
 }
 
-// BF16: the packed lines are B tiles.
+// One plane of activations, Q8A and BF16: the packed lines are B tiles.
 struct FloatEnd {
   static constexpr int kPlanes = 1;
   V outputs(int64_t) const { return vzero(); }
@@ -87,27 +84,31 @@ struct FloatEnd {
 };
 
 // One or two tiles of rows, one or two panels.
-template <int Tiles, int Panels, class C>
-inline void bf16_tiles(const fp::Matrix& w, const fp::Activations& x, int64_t tile, int64_t p, C& converter) {
-  const int64_t blocks = w.k_pad() / 32, height = x.height();
-  const uint16_t *a = x.block16(tile, 0), *a2 = x.block16(tile + Tiles - 1, 0);
+template <bool Bytes, int Tiles, int Panels, class C>
+inline void plane_tiles(const fp::Matrix& w, const fp::Activations& x, int64_t tile, int64_t p, C& converter) {
+  const int64_t blocks = w.panel_bytes() / 1024, height = x.height();
+  const uint8_t *a = x.planes + tile * x.tile_bytes(), *a2 = a + (Tiles - 1) * x.tile_bytes();
   const uint8_t *b = w.panel(p), *b2 = w.panel(p + Panels - 1);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t i = 0; i < blocks; ++i, a += 32 * height, a2 += 32 * height, b += 1024, b2 += 1024) {
+  for (int64_t i = 0; i < blocks; ++i, a += 64 * height, a2 += 64 * height, b += 1024, b2 += 1024) {
     _tile_loadd(4, a, 64);
     _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (Bytes) _tile_dpbsud(0, 4, 6);
+    else _tile_dpbf16ps(0, 4, 6);
     if constexpr (Panels == 2) {
       _tile_loadd(7, b2, 64);
-      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (Bytes) _tile_dpbsud(1, 4, 7);
+      else _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (Tiles == 2) {
       _tile_loadd(5, a2, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (Panels == 2) _tile_dpbf16ps(3, 5, 7);
+      if constexpr (Bytes) _tile_dpbsud(2, 5, 6);
+      else _tile_dpbf16ps(2, 5, 6);
+      if constexpr (Panels == 2 && Bytes) _tile_dpbsud(3, 5, 7);
+      else if constexpr (Panels == 2) _tile_dpbf16ps(3, 5, 7);
     }
     if (tile == 0) {
       fetch_ahead<16>(b);
@@ -124,26 +125,26 @@ inline void bf16_tiles(const fp::Matrix& w, const fp::Activations& x, int64_t ti
   }
 }
 
-template <int Panels, class C>
-inline void bf16_panels(const fp::Matrix& w, const fp::Activations& x, int64_t p, C& converter) {
+template <bool Bytes, int Panels, class C>
+inline void plane_panels(const fp::Matrix& w, const fp::Activations& x, int64_t p, C& converter) {
   int64_t tile = 0;
-  for (; tile + 2 <= x.tiles(); tile += 2) bf16_tiles<2, Panels>(w, x, tile, p, converter);
-  if (tile < x.tiles()) bf16_tiles<1, Panels>(w, x, tile, p, converter);
+  for (; tile + 2 <= x.tiles(); tile += 2) plane_tiles<Bytes, 2, Panels>(w, x, tile, p, converter);
+  if (tile < x.tiles()) plane_tiles<Bytes, 1, Panels>(w, x, tile, p, converter);
 }
 
-inline void matmul_bf16_tiles(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1,
-                              const fp::Epilogue& e, uint8_t* scratch) {
-  const FloatEnd end;
-  Converter<FloatEnd> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.k_pad() / 32, 4 * x.height());
+template <bool Bytes, class End>
+inline void matmul_plane(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
+                         const End& end, uint8_t* scratch) {
+  Converter<End> converter(end, e, reinterpret_cast<int32_t*>(scratch), w.n, w.panel_bytes() / 1024, 4 * x.height());
   configure_tiles(int(x.height()), 64);
   int64_t p = p0;
-  for (; p + 2 <= p1; p += 2) bf16_panels<2>(w, x, p, converter);
-  if (p < p1) bf16_panels<1>(w, x, p, converter);
+  for (; p + 2 <= p1; p += 2) plane_panels<Bytes, 2>(w, x, p, converter);
+  if (p < p1) plane_panels<Bytes, 1>(w, x, p, converter);
   converter.all();
   _tile_release();
 }
 
-// From how many rows on tiles are quicker than the vector units: measured. Q8C and BF16 gain from one row on.
+// From how many rows on tiles are quicker than the vector units: measured. Q8C, Q8A and BF16 gain from one row on.
 constexpr int64_t kWideFrom = 5, kGroupedFrom = 4;
 
 inline void matmul_amx(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
@@ -151,9 +152,9 @@ inline void matmul_amx(const fp::Matrix& w, const fp::Activations& x, int64_t p0
   using fp::Format;
   if (p0 >= p1) return;
   if (w.format == Format::Q8C) return matmul_bytes(w, x, p0, p1, e, scratch);
-  if (w.format == Format::BF16) return matmul_bf16_tiles(w, x, p0, p1, e, scratch);
-  if (x.rows >= kGroupedFrom && w.format == Format::Q8) return matmul_grouped<Format::Q8>(w, x, p0, p1, e, scratch);
-  if (x.rows >= kGroupedFrom && w.format == Format::Q8M) return matmul_grouped<Format::Q8M>(w, x, p0, p1, e, scratch);
+  if (w.format == Format::Q8A) return matmul_plane<true>(w, x, p0, p1, e, ByteEnd<1>{x, w.row_scale()}, scratch);
+  if (w.format == Format::BF16) return matmul_plane<false>(w, x, p0, p1, e, FloatEnd{}, scratch);
+  if (x.rows >= kGroupedFrom && w.format == Format::Q8) return matmul_grouped(w, x, p0, p1, e, scratch);
   if (x.rows >= kWideFrom) {
     switch (w.format) {
       case Format::Q4: return matmul_wide<Format::Q4>(w, x, p0, p1, e, scratch);

@@ -66,7 +66,10 @@ struct Converter {
         for (; r < last; ++r, c += 16, out += ld) vstore(out, end.row(c, r, outputs));
       }
     } else {
-      for (; r < last; ++r, c += 16) finish_outputs(e, end.row(c, r, outputs), r, o, n);
+      V y[16];
+      const int rows = int(last - r);
+      for (int j = 0; j < rows; ++j, c += 16) y[j] = end.row(c, r + j, outputs);
+      finish_rows(e, y, rows, r, o, n);
     }
     line = stop;
     if (line == lines[block]) {

@@ -10,13 +10,14 @@ namespace {
 #include "generic/math.inl"
 #include "generic/epilogue.inl"
 #include "generic/elementwise.inl"
+#include "generic/prepare.inl"
 #include "generic/matmul_float.inl"
 #include "avx2_matmul.inl"
 #include "generic/attention.inl"
 }  // namespace
 
 const fp::Kernels& fp::avx2_kernels() {
-  static const Kernels table{"avx2", matmul, prepare_row, norm_row, lookup_row, add_row,
+  static const Kernels table{"avx2", matmul, prepare_rows, norm_rows, lookup_row, add_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of};
   return table;

@@ -19,16 +19,22 @@ inline __m256i four_columns(const int8_t* x) {
 // One block of R rows: where the planes and sums of a row are.
 struct RowBlock {
   const int8_t* planes;    // hi plane of the first 64 columns of the first row
-  int64_t plane_stride;    // from hi to lo; twice that from block to block
-  const int32_t* sums[2];  // of the first row, of each 16 columns
+  int64_t plane_stride;    // from hi to lo
+  int64_t block_stride;    // from 64 columns to the next
+  const int32_t* sums[2];  // of the first row, of each 16 columns, if there are any
   int64_t sum_stride;      // from row to row
   const int8_t* group(int64_t g, int plane, int row) const {  // of 32 columns
-    return planes + (g / 2 * 2 + plane) * plane_stride + row * 64 + g % 2 * 32;
+    return planes + g / 2 * block_stride + plane * plane_stride + row * 64 + g % 2 * 32;
   }
   const int32_t* group_sums(int64_t g, int plane, int row) const { return sums[plane] + row * sum_stride + 2 * g; }
 };
 inline RowBlock row_block(const fp::Activations& x, int64_t r) {
-  return {x.block(r / 16, 0, 0) + r % 16 * 64, x.height() * 64, {x.row_sums(0, r), x.row_sums(1, r)}, x.sums_of_row()};
+  RowBlock rows{x.block(r / 16, 0, 0) + r % 16 * 64, x.height() * 64, x.height() * 64 * x.int_planes(), {}, 0};
+  if (x.summed) {
+    for (int plane = 0; plane < 2; ++plane) rows.sums[plane] = x.row_sums(plane, r);
+    rows.sum_stride = x.sums_of_row();
+  }
+  return rows;
 }
 
 // The levels q of 32 columns and eight outputs, four columns a vector.
@@ -148,53 +154,43 @@ void q16_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& ro
     for (int plane = 0; plane < 2; ++plane) acc[j][plane] = _mm256_hadd_epi32(sum[j][plane][0], sum[j][plane][1]);
 }
 
-// 32 columns of stored bytes times R rows: dot[row][plane].
-template <int R>
+// 32 columns of stored bytes times R rows: added to dot[row][plane].
+template <int R, int Planes>
 void byte_group(const uint8_t* lines, const RowBlock& rows, int64_t g, __m256i dot[][2]) {
   const __m256i flip = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
-  for (int j = 0; j < R; ++j) dot[j][0] = dot[j][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     __m256i q = _mm256_xor_si256(load32(lines + i * 64), flip), size = _mm256_abs_epi8(q);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int j = 0; j < R; ++j)
 #pragma GCC unroll 2
-      for (int plane = 0; plane < 2; ++plane) {
+      for (int plane = 0; plane < Planes; ++plane) {
         __m256i signed_x = _mm256_sign_epi8(four_columns(rows.group(g, plane, j) + 4 * i), q);
         dot[j][plane] = _mm256_add_epi32(dot[j][plane], _mm256_madd_epi16(_mm256_maddubs_epi16(size, signed_x), ones));
       }
   }
 }
 
-template <int R>
-void q8c_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& rows, __m256i acc[][2]) {
+// Q8C with two planes of activations, Q8A with one.
+template <int R, int Planes>
+void byte_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& rows, __m256i acc[][2]) {
   for (int j = 0; j < R; ++j) acc[j][0] = acc[j][1] = _mm256_setzero_si256();
-  for (int64_t g = 0; g < groups; ++g) {
-    __m256i dot[R][2];
-    byte_group<R>(panel + g * 512 + half * 32, rows, g, dot);
-    for (int j = 0; j < R; ++j)
-      for (int plane = 0; plane < 2; ++plane) acc[j][plane] = _mm256_add_epi32(acc[j][plane], dot[j][plane]);
-  }
+  for (int64_t g = 0; g < groups; ++g) byte_group<R, Planes>(panel + g * 512 + half * 32, rows, g, acc);
 }
 
-// Q8, Q8M: y[row][0] products with d, y[row][1] sums with m.
-template <int R, fp::Format F>
-void q8_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& rows, __m256 y[][2]) {
-  for (int j = 0; j < R; ++j) y[j][0] = y[j][1] = _mm256_setzero_ps();
+template <int R>
+void q8_half(const uint8_t* panel, int64_t groups, int half, const RowBlock& rows, __m256 y[]) {
+  for (int j = 0; j < R; ++j) y[j] = _mm256_setzero_ps();
   for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* block = panel + g / 2 * fp::block_bytes(F);
+    const uint8_t* block = panel + g / 2 * fp::block_bytes(fp::Format::Q8);
     const uint8_t* scales = block + 1024 + g % 2 * 32 + half * 16;
     __m256i dot[R][2];
-    byte_group<R>(block + g % 2 * 512 + half * 32, rows, g, dot);
+    for (int j = 0; j < R; ++j) dot[j][0] = dot[j][1] = _mm256_setzero_si256();
+    byte_group<R, 2>(block + g % 2 * 512 + half * 32, rows, g, dot);
     __m256 d = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
     for (int j = 0; j < R; ++j) {
       __m256i dot15 = _mm256_add_epi32(_mm256_slli_epi32(dot[j][0], 7), dot[j][1]);
-      y[j][0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot15), d, y[j][0]);
-      if constexpr (F == fp::Format::Q8M) {
-        __m256 m = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 64)));
-        const int32_t *hi = rows.group_sums(g, 0, j), *lo = rows.group_sums(g, 1, j);
-        y[j][1] = _mm256_fmadd_ps(m, _mm256_set1_ps(float(128 * (hi[0] + hi[1]) + lo[0] + lo[1])), y[j][1]);
-      }
+      y[j] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot15), d, y[j]);
     }
   }
 }
@@ -204,33 +200,34 @@ template <int R, fp::Format F>
 void int_block(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t r, const fp::Epilogue& e) {
   const RowBlock rows = row_block(x, r);
   const int64_t groups = w.k_pad() / fp::kGroup;
+  V y[R];
   if constexpr (fp::has_row_scale(F)) {
     __m256i half[2][R][2];
     for (int i = 0; i < 2; ++i) {
       if constexpr (fp::is_levels(F)) level_half<R, F>(w.panel(p), groups, i, rows, half[i]);
       else if constexpr (F == fp::Format::Q16) q16_half<R>(w.panel(p), groups, i, rows, half[i]);
-      else q8c_half<R>(w.panel(p), groups, i, rows, half[i]);
+      else byte_half<R, F == fp::Format::Q8A ? 1 : 2>(w.panel(p), groups, i, rows, half[i]);
     }
     V row_scale = vload(w.row_scale() + p * fp::kPanel);
     for (int j = 0; j < R; ++j) {
       I hi{half[0][j][0], half[1][j][0]}, lo{half[0][j][1], half[1][j][1]};
-      finish_outputs(e, integer_result(hi, lo, x.scale[r + j], row_scale), r + j, p * fp::kPanel, w.n);
+      y[j] = F == fp::Format::Q8A ? byte_result(hi, x.scale[r + j], row_scale)
+                                  : integer_result(hi, lo, x.scale[r + j], row_scale);
     }
   } else {
-    __m256 half[2][R][2];
-    for (int i = 0; i < 2; ++i) q8_half<R, F>(w.panel(p), groups, i, rows, half[i]);
-    for (int j = 0; j < R; ++j) {
-      V y1{half[0][j][0], half[1][j][0]}, y2{half[0][j][1], half[1][j][1]};
-      finish_outputs(e, grouped_result(y1, y2, F == fp::Format::Q8M, x.scale[r + j]), r + j, p * fp::kPanel, w.n);
-    }
+    __m256 half[2][R];
+    for (int i = 0; i < 2; ++i) q8_half<R>(w.panel(p), groups, i, rows, half[i]);
+    for (int j = 0; j < R; ++j) y[j] = vmul(V{half[0][j], half[1][j]}, vset(x.scale[r + j]));
   }
+  finish_rows(e, y, R, r, p * fp::kPanel, w.n);
 }
 
 template <fp::Format F>
 void int_panels(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e) {
+  constexpr int R = F == fp::Format::Q8A ? 2 * kIntRows : kIntRows;
   for (int64_t p = p0; p < p1; ++p) {
     int64_t r = 0;
-    for (; r + kIntRows <= x.rows; r += kIntRows) int_block<kIntRows, F>(w, x, p, r, e);
+    for (; r + R <= x.rows; r += R) int_block<R, F>(w, x, p, r, e);
     for (; r < x.rows; ++r) int_block<1, F>(w, x, p, r, e);
   }
 }
@@ -244,7 +241,7 @@ inline void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, in
     case fp::Format::Q5M: return int_panels<fp::Format::Q5M>(w, x, p0, p1, e);
     case fp::Format::Q6: return int_panels<fp::Format::Q6>(w, x, p0, p1, e);
     case fp::Format::Q8: return int_panels<fp::Format::Q8>(w, x, p0, p1, e);
-    case fp::Format::Q8M: return int_panels<fp::Format::Q8M>(w, x, p0, p1, e);
+    case fp::Format::Q8A: return int_panels<fp::Format::Q8A>(w, x, p0, p1, e);
     case fp::Format::Q8C: return int_panels<fp::Format::Q8C>(w, x, p0, p1, e);
     case fp::Format::Q16: return int_panels<fp::Format::Q16>(w, x, p0, p1, e);
     default: return matmul_float(w, x, p0, p1, e, scratch);

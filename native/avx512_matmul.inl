@@ -6,6 +6,7 @@
 
 #include "generic/matmul_end.inl"
 #include "avx512_terms.inl"
+#include "avx512_bytes.inl"
 
 constexpr int kRowBlock = 4;  // rows that share one unpacking of the weights
 
@@ -176,49 +177,15 @@ void q16_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* a
 }
 
 template <int R>
-void q8c_sums(const uint8_t* panel, int64_t groups, const Rows& rows, __m512i* acc_h, __m512i* acc_l) {
-  constexpr int kChains = R == 1 ? 4 : R == 2 ? 2 : 1;  // enough sums side by side to hide the latency of vpdpbusd
-  const int8_t* x = rows.planes;
-  __m512i h[R][kChains], l[R][kChains];
-  for (int j = 0; j < R; ++j)
-    for (int c = 0; c < kChains; ++c) {
-      h[j][c] = c ? _mm512_setzero_si512() : broadcast4(rows.terms + j * rows.term_stride);
-      l[j][c] = c ? _mm512_setzero_si512() : broadcast4(rows.terms + j * rows.term_stride + 1);
-    }
-  for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride, panel += 1024) {
-    fetch_ahead<16>(panel);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      __m512i q = _mm512_loadu_si512(panel + 64 * i);
-#pragma GCC unroll 8
-      for (int j = 0; j < R; ++j) {
-        const int8_t* hi = x + 64 * j + 4 * i;
-        h[j][i % kChains] = _mm512_dpbusd_epi32(h[j][i % kChains], q, broadcast4(hi));
-        l[j][i % kChains] = _mm512_dpbusd_epi32(l[j][i % kChains], q, broadcast4(hi + rows.plane_stride));
-      }
-    }
-  }
-  for (int j = 0; j < R; ++j) {
-    acc_h[j] = h[j][0];
-    acc_l[j] = l[j][0];
-    for (int c = 1; c < kChains; ++c) {
-      acc_h[j] = _mm512_add_epi32(acc_h[j], h[j][c]);
-      acc_l[j] = _mm512_add_epi32(acc_l[j], l[j][c]);
-    }
-  }
-}
-
-template <int R, fp::Format F>
-void q8_sums(const uint8_t* panel, int64_t groups, const Rows& rows, V* y1, V* y2) {
-  constexpr int kTerms = terms_per_group(F), C = chains(R);
+void q8_sums(const uint8_t* panel, int64_t groups, const Rows& rows, V* y) {
+  constexpr int C = chains(R);
   const int8_t* x = rows.planes;
   const int32_t* terms = rows.terms;
-  for (int j = 0; j < R; ++j) y1[j] = y2[j] = vzero();
-  for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride, panel += fp::block_bytes(F)) {
-    fetch_ahead<fp::block_bytes(F) / 64>(panel);
+  for (int j = 0; j < R; ++j) y[j] = vzero();
+  for (int64_t g = 0; g < groups; g += 2, x += 2 * rows.plane_stride, panel += fp::block_bytes(fp::Format::Q8)) {
+    fetch_ahead<fp::block_bytes(fp::Format::Q8) / 64>(panel);
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half, terms += kTerms) {
-      const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + 1024 + 32 * half);
+    for (int half = 0; half < 2; ++half, ++terms) {
       __m512i dot_h[R][C], dot_l[R][C];
 #pragma GCC unroll 4
       for (int j = 0; j < R; ++j)
@@ -237,18 +204,14 @@ void q8_sums(const uint8_t* panel, int64_t groups, const Rows& rows, V* y1, V* y
           dot_l[j][i % C] = _mm512_dpbusd_epi32(dot_l[j][i % C], q, broadcast4(hi + rows.plane_stride));
         }
       }
-      V d = vload_f16(scales);
+      const V d = vload_f16(reinterpret_cast<const uint16_t*>(panel + 1024 + 32 * half));
 #pragma GCC unroll 4
       for (int j = 0; j < R; ++j) {
         if constexpr (C == 2) {
           dot_h[j][0] = _mm512_add_epi32(dot_h[j][0], dot_h[j][1]);
           dot_l[j][0] = _mm512_add_epi32(dot_l[j][0], dot_l[j][1]);
         }
-        y1[j] = vfma(vfrom_i32(_mm512_add_epi32(_mm512_slli_epi32(dot_h[j][0], 7), dot_l[j][0])), d, y1[j]);
-        if constexpr (F == fp::Format::Q8M) {
-          V sum = _mm512_castsi512_ps(broadcast4(terms + j * rows.term_stride + 1));
-          y2[j] = vfma(vload_f16(scales + 32), sum, y2[j]);
-        }
+        y[j] = vfma(vfrom_i32(_mm512_add_epi32(_mm512_slli_epi32(dot_h[j][0], 7), dot_l[j][0])), d, y[j]);
       }
     }
   }
@@ -264,16 +227,14 @@ void int_block(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t
   if constexpr (fp::has_row_scale(F)) {
     __m512i acc_h[R], acc_l[R];
     if constexpr (fp::is_levels(F)) level_sums<R, F>(w.panel(p), groups, rows, acc_h, acc_l);
-    else if constexpr (F == fp::Format::Q16) q16_sums<R>(w.panel(p), groups, rows, acc_h, acc_l);
-    else q8c_sums<R>(w.panel(p), groups, rows, acc_h, acc_l);
+    else q16_sums<R>(w.panel(p), groups, rows, acc_h, acc_l);
     V row_scale = vload(w.row_scale() + p * fp::kPanel);
     for (int j = 0; j < R; ++j) y[j] = integer_result(acc_h[j], acc_l[j], x.scale[r + j], row_scale);
   } else {
-    V y1[R], y2[R];
-    q8_sums<R, F>(w.panel(p), groups, rows, y1, y2);
-    for (int j = 0; j < R; ++j) y[j] = grouped_result(y1[j], y2[j], F == fp::Format::Q8M, x.scale[r + j]);
+    q8_sums<R>(w.panel(p), groups, rows, y);
+    for (int j = 0; j < R; ++j) y[j] = vmul(y[j], vset(x.scale[r + j]));
   }
-  for (int j = 0; j < R; ++j) finish_outputs(e, y[j], r + j, p * fp::kPanel, w.n);
+  finish_rows(e, y, R, r, p * fp::kPanel, w.n);
 }
 
 // Rows [r, end) in blocks of R, what is left in smaller ones. Blocks never straddle a tile: 16 is a multiple of R.
@@ -308,8 +269,8 @@ inline void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, in
     case fp::Format::Q5M: return int_panels<fp::Format::Q5M>(w, x, p0, p1, e, scratch);
     case fp::Format::Q6: return int_panels<fp::Format::Q6>(w, x, p0, p1, e, scratch);
     case fp::Format::Q8: return int_panels<fp::Format::Q8>(w, x, p0, p1, e, scratch);
-    case fp::Format::Q8M: return int_panels<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
-    case fp::Format::Q8C: return int_panels<fp::Format::Q8C>(w, x, p0, p1, e, scratch);
+    case fp::Format::Q8A: return matmul_bytes_vnni<1>(w, x, p0, p1, e);
+    case fp::Format::Q8C: return matmul_bytes_vnni<2>(w, x, p0, p1, e);
     case fp::Format::Q16: return int_panels<fp::Format::Q16>(w, x, p0, p1, e, scratch);
     default: return matmul_float(w, x, p0, p1, e, scratch);
   }

@@ -27,12 +27,11 @@ inline void fetch_start(const uint8_t* p) {
 // int32 terms of a row, by format:
 //   levels    for each scale (32 or 16 columns)  -zero sum_hi, -zero sum_lo; with M then sum_hi << 16, sum_lo << 16
 //   Q8        for each group of 32  -(128 sum_hi + sum_lo)         (the offset of 128 hi + lo, divided by 128)
-//   Q8M       for each group of 32  the same, and float(128 sum_hi + sum_lo)
-//   Q8C, Q16  -128 sum_hi, -128 sum_lo of the whole row
+//   Q16       -128 sum_hi, -128 sum_lo of the whole row
 constexpr int terms_per_scale(fp::Format f) { return fp::levels(f).minimum ? 4 : 2; }
 constexpr int terms_per_group(fp::Format f) {  // of 32 columns
   if (fp::is_levels(f)) return 32 / fp::levels(f).span * terms_per_scale(f);
-  return f == fp::Format::Q8M ? 2 : f == fp::Format::Q8 ? 1 : 0;
+  return f == fp::Format::Q8 ? 1 : 0;
 }
 constexpr int64_t term_count(fp::Format f, int64_t groups) {
   return terms_per_group(f) ? terms_per_group(f) * groups : 2;
@@ -40,7 +39,10 @@ constexpr int64_t term_count(fp::Format f, int64_t groups) {
 
 template <fp::Format F>
 inline void make_terms(const fp::Activations& x, int64_t r, int32_t* terms) {
-  const int64_t groups = x.k_pad() / fp::kGroup;
+  if constexpr (!fp::needs_sums(F)) {
+    for (int n = 0; n < 2; ++n) terms[n] = int32_t(0u - 128u * uint32_t(x.row_totals(r)[n]));
+    return;
+  }
   const int32_t *hi = x.row_sums(0, r), *lo = x.row_sums(1, r);  // of 16 columns
   if constexpr (fp::is_levels(F)) {
     constexpr fp::Levels L = fp::levels(F);
@@ -54,22 +56,8 @@ inline void make_terms(const fp::Activations& x, int64_t r, int32_t* terms) {
         terms[3] = int32_t(uint32_t(sum_lo) << 16);
       }
     }
-  } else if constexpr (terms_per_group(F) > 0) {
-    for (int64_t g = 0; g < groups; ++g, terms += terms_per_group(F)) {
-      const int32_t sum15 = 128 * (hi[2 * g] + hi[2 * g + 1]) + lo[2 * g] + lo[2 * g + 1];
-      terms[0] = -sum15;
-      if constexpr (F == fp::Format::Q8M) {
-        const float value = float(sum15);
-        std::memcpy(terms + 1, &value, 4);
-      }
-    }
   } else {
-    uint32_t total_hi = 0, total_lo = 0;
-    for (int64_t i = 0; i < x.sums_of_row(); ++i) {
-      total_hi += uint32_t(hi[i]);
-      total_lo += uint32_t(lo[i]);
-    }
-    terms[0] = int32_t(0u - 128u * total_hi);
-    terms[1] = int32_t(0u - 128u * total_lo);
+    for (int64_t i = 0; i < x.sums_of_row(); i += 2, ++terms)
+      *terms = -(128 * (hi[i] + hi[i + 1]) + lo[i] + lo[i + 1]);
   }
 }

@@ -64,10 +64,11 @@ NB_MODULE(_native, m) {
     switch (fp::act_kind(matrix_shape(format, 1, 1).format)) {
       case fp::ActKind::Float: return "float32";
       case fp::ActKind::Bf16: return "bfloat16";
-      case fp::ActKind::Int15: return "int8";
+      case fp::ActKind::Int15: return "int15";
+      case fp::ActKind::Int8: return "int8";
     }
     return "";
-  }, "format"_a, "What a product with a matrix of this format multiplies.");
+  }, "format"_a, "What a product with a matrix of this format reads.");
   m.def("matrix_bytes", [](int format, int64_t n, int64_t k) { return matrix_shape(format, n, k).bytes(); });
   m.def("release_pages", [](ConstBytes bytes) { fp::release_pages(bytes.data(), int64_t(bytes.size())); });
 

@@ -19,42 +19,25 @@ struct Pieces {
     used += round_up(count * int64_t(sizeof(T)), 64);
     return reinterpret_cast<T*>(piece);
   }
-  Activations activations(const Matrix& w, int64_t rows) {
-    return place_activations(w, rows, take<uint8_t>(activation_bytes(act_kind(w.format), rows, w.k)));
+  Activations activations(Activations a) {
+    a.place(take<uint8_t>(a.bytes()));
+    return a;
   }
 };
 
+// What the products of one expert read: gate and up the rows, down the inner values.
+Activations rows_of(const GatedMlp& mlp, int64_t rows) { return activations_for(mlp.gate.w, mlp.up.w, rows); }
+Activations inner_of(const GatedMlp& mlp, int64_t rows) { return activations_for(mlp.down.w, rows); }
+
 // Room for the activations of all slots, whichever experts the rows choose. An expert's rows are padded to tiles of 16.
-int64_t slots_bytes(const Experts& e, int64_t rows, LinearPart GatedMlp::*part) {
+int64_t slots_bytes(const Experts& e, int64_t rows, Activations (*read)(const GatedMlp&, int64_t)) {
   const int64_t slots = rows * e.chosen, groups = std::min(e.count, slots);
   int64_t most = 0;
-  for (int64_t i = 0; i < e.count; ++i) {
-    const Matrix& w = (e.mlps[size_t(i)].*part).w;
-    most = std::max(most, activation_bytes(act_kind(w.format), 1, w.k));
-  }
-  int64_t bytes = (slots + 15 * groups) * most;
-  if (e.shared()) {
-    const Matrix& w = (e.mlps.back().*part).w;
-    bytes += activation_bytes(act_kind(w.format), rows, w.k);
-  }
-  return bytes;
+  for (int64_t i = 0; i < e.count; ++i) most = std::max(most, read(e.mlps[size_t(i)], 1).bytes());
+  return (slots + 15 * groups) * most + (e.shared() ? read(e.mlps.back(), rows).bytes() : 0);
 }
 
 }  // namespace
-
-int64_t activation_bytes(ActKind kind, int64_t rows, int64_t k) {
-  Activations a{kind, rows, k, nullptr, nullptr, nullptr};
-  return round_up(a.tiles() * a.tile_bytes(), 64) + round_up(a.sums_bytes(), 64) +
-         round_up(a.rows_pad() * 4, 64);
-}
-
-Activations place_activations(const Matrix& w, int64_t rows, uint8_t* memory) {
-  Activations a{act_kind(w.format), rows, w.k, memory, nullptr, nullptr};
-  uint8_t* sums = memory + round_up(a.tiles() * a.tile_bytes(), 64);
-  a.sums = reinterpret_cast<int32_t*>(sums);
-  a.scale = reinterpret_cast<float*>(sums + round_up(a.sums_bytes(), 64));
-  return a;
-}
 
 Mixture::Mixture(const Experts& e, int64_t rows, uint8_t* memory) : rows(rows), width(e.router.w.k) {
   Pieces pieces{memory};
@@ -62,16 +45,16 @@ Mixture::Mixture(const Experts& e, int64_t rows, uint8_t* memory) : rows(rows), 
   int64_t inner_width = 0;
   for (int64_t i = 0; i < e.count; ++i) inner_width = std::max(inner_width, e.mlps[size_t(i)].down.w.k);
   normed = pieces.take<float>(rows * width);
-  router = pieces.activations(e.router.w, rows);
+  router = pieces.activations(activations_for(e.router.w, rows));
   scores = pieces.take<float>(rows * e.count);
-  if (e.gated) gate = pieces.activations(e.shared_gate.w, rows);
+  if (e.gated) gate = pieces.activations(activations_for(e.shared_gate.w, rows));
   gates = pieces.take<float>(e.gated ? rows : 0);
   which = pieces.take<int32_t>(routed);
   share = pieces.take<float>(routed);
   slot = pieces.take<int32_t>(routed);
   row_of = pieces.take<int32_t>(routed + shared);
-  x_memory = pieces.take<uint8_t>(slots_bytes(e, rows, &GatedMlp::gate));
-  y_memory = pieces.take<uint8_t>(slots_bytes(e, rows, &GatedMlp::down));
+  x_memory = pieces.take<uint8_t>(slots_bytes(e, rows, rows_of));
+  y_memory = pieces.take<uint8_t>(slots_bytes(e, rows, inner_of));
   inner = pieces.take<float>(routed * inner_width + shared * e.mlps.back().down.w.k);
   answers = pieces.take<float>((routed + shared) * width);
   bytes = pieces.used;
@@ -84,7 +67,7 @@ void Mixture::group(const Experts& e, std::vector<ExpertRows>& out) const {
   int64_t first = 0;
   auto add = [&](const GatedMlp& mlp, int64_t count) {
     if (!count) return;
-    out.push_back({&mlp, first, count, xs.activations(mlp.gate.w, count), ys.activations(mlp.down.w, count), next});
+    out.push_back({&mlp, first, count, xs.activations(rows_of(mlp, count)), ys.activations(inner_of(mlp, count)), next});
     next += count * mlp.down.w.k;
     first += count;
   };
@@ -128,9 +111,9 @@ void Program::experts(const Op& op, int index, const Step& step, const Team& tea
   for (int64_t r = begin; r < end; ++r) {
     float* row = m.normed + r * width;
     if (op.norm.kind == NormKind::None) std::memcpy(row, in + r * width, size_t(width) * 4);
-    else kernels_.norm(op.norm, in + r * width, row, width);
-    kernels_.prepare(Norm{}, row, m.router, r, scratch);
-    if (e.gated) kernels_.prepare(Norm{}, row, m.gate, r, scratch);
+    else kernels_.norm(op.norm, in + r * width, width, row, width, width, 1);
+    kernels_.prepare(Norm{}, row, width, m.router, r, 1, scratch);
+    if (e.gated) kernels_.prepare(Norm{}, row, width, m.gate, r, 1, scratch);
   }
   team.barrier();
 
@@ -154,7 +137,7 @@ void Program::experts(const Op& op, int index, const Step& step, const Team& tea
     const int64_t mine = slots * team.tid / team.size, last = slots * (team.tid + 1) / team.size;
     for (ExpertRows& group : expert_rows_)
       for (int64_t s = std::max(mine, group.first); s < std::min(last, group.first + group.rows); ++s)
-        kernels_.prepare(Norm{}, source(group, s), group.*to, s - group.first, scratch);
+        kernels_.prepare(Norm{}, source(group, s), 0, group.*to, s - group.first, 1, scratch);
     team.barrier();
   };
   auto multiply = [&](std::atomic<int64_t>& counter, auto&& panels_of, auto&& product) {

@@ -63,8 +63,4 @@ struct Mixture {
   void group(const Experts& e, std::vector<ExpertRows>& out) const;
 };
 
-// Bytes of prepared activations, and their placing.
-int64_t activation_bytes(ActKind kind, int64_t rows, int64_t k);
-Activations place_activations(const Matrix& w, int64_t rows, uint8_t* memory);
-
 }  // namespace fp

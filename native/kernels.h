@@ -31,8 +31,8 @@ constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 //   BF16  [k/2][16][2] bfloat16             activations rounded to bfloat16; AMX B tile
 //   Q8C   per 64 columns 16 lines; line j, lane o, byte b: column 4j+b, stored q + 128.
 //         weight = q * row_scale
+//   Q8A   the bytes of Q8C, multiplied with activations of eight bits
 //   Q8    per 64 columns 16 lines as Q8C, then half d[2][16] (a scale per 32 columns).   weight = q * d
-//   Q8M   per 64 columns 16 lines as Q8C, then half d[2][16], half m[2][16].             weight = q * d + m
 //   Q16   per 64 columns 16 pairs of lines: pair j has the high bytes (signed), then the low ones (unsigned) of int16
 //         weights; lane o, byte b: column 4j+b as in Q8C.  weight = w * row_scale
 // and the levels, q of four to six bits with integer scales (Levels says which format has what):
@@ -44,15 +44,19 @@ constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 //         weight = (D * (q - zero) + M) * row_scale, and D * (q - zero) + M fits int16
 //         Q5 gathers the scales of 64 columns behind the lines of both halves, so that all lines are whole.
 enum class Format : int {
-  F32 = 0, F16 = 1, BF16 = 2, Q4 = 3, Q8 = 4, Q8M = 5, Q8C = 6, Q4H = 7, Q5 = 8, Q5M = 9, Q6 = 10, Q16 = 11
+  F32 = 0, F16 = 1, BF16 = 2, Q4 = 3, Q8 = 4, Q8A = 5, Q8C = 6, Q4H = 7, Q5 = 8, Q5M = 9, Q6 = 10, Q16 = 11
 };
 constexpr int kFormats = 12;
-constexpr const char* kFormatNames[kFormats] = {"F32", "F16", "BF16", "Q4", "Q8", "Q8M", "Q8C",
+constexpr const char* kFormatNames[kFormats] = {"F32", "F16", "BF16", "Q4", "Q8", "Q8A", "Q8C",
                                                 "Q4H", "Q5", "Q5M", "Q6", "Q16"};
 
 constexpr bool is_integer(Format f) { return f >= Format::Q4; }
-constexpr bool has_row_scale(Format f) { return is_integer(f) && f != Format::Q8 && f != Format::Q8M; }
-// The most columns of a format with exact sums: k products of at most 127 * 127 (Q8C), or k roundings of the scales
+constexpr bool has_row_scale(Format f) { return is_integer(f) && f != Format::Q8; }
+// Whether a product takes the sums of runs of columns; the other integer formats take those of whole rows.
+constexpr bool needs_sums(Format f) {
+  return is_integer(f) && f != Format::Q8A && f != Format::Q8C && f != Format::Q16;
+}
+// The most columns of a format with exact sums: k products of at most 128 * 127 (Q8C), or k roundings of the scales
 // (pack.cpp), must leave room below 2^31.
 constexpr int64_t kMostColumns = 131072;
 
@@ -92,7 +96,7 @@ constexpr int64_t block_bytes(Format f) {
     case Format::BF16:
     case Format::Q16: return 64 * 16 * 2;
     case Format::Q8: return 1024 + 64;
-    case Format::Q8M: return 1024 + 128;
+    case Format::Q8A:
     case Format::Q8C: return 1024;
     default: return 2 * levels(f).bytes();
   }
@@ -113,49 +117,88 @@ struct Matrix {
 
 // ---------------------------------------------------------------- activations
 // What a matrix product reads: rows of k values in the form its format wants.
-//   integer formats: one scale a row, x = scale * (128 * hi + lo), hi in [-127, 127], lo in [-64, 63]: fifteen bits.
+//   Int15, most integer formats: one scale a row, x = scale * (128 * hi + lo), hi in [-127, 127], lo in [-64, 63].
+//   Int8, Q8A: one scale a row, x = scale * q, q in [-127, 127].
 //   BF16: rounded to nearest even.   F32, F16: as they are.
 // Rows stand in tiles of `height` rows: height = min(16, rows); what stands in the padding rows of the last is nobody's.
-//   integer  planes: int8  [tile][k_pad/64][2 (hi, lo)][height][64]
-//            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/16]     sums of each 16 columns
+//   Int15    planes: int8  [tile][k_pad/64][2 (hi, lo)][height][64]
+//            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/16]     sums of each 16 columns, if `summed`
+//            totals: int32 [rows_pad][2 (hi, lo)]               sums of whole rows
 //            scale:  float [rows_pad]
+//   Int8     planes: int8  [tile][k_pad/64][height][64];  totals: int32 [rows_pad];  scale as above
 //   BF16     planes: uint16 [tile][k_pad/32][height][32]
 //   float    planes: float [rows_pad][k_pad]
-enum class ActKind : int { Float = 0, Bf16 = 1, Int15 = 2 };
+enum class ActKind : int { Float = 0, Bf16 = 1, Int15 = 2, Int8 = 3 };
 constexpr ActKind act_kind(Format f) {
-  return is_integer(f) ? ActKind::Int15 : f == Format::BF16 ? ActKind::Bf16 : ActKind::Float;
+  return f == Format::Q8A ? ActKind::Int8 : is_integer(f) ? ActKind::Int15
+         : f == Format::BF16 ? ActKind::Bf16 : ActKind::Float;
 }
 
 struct Activations {
-  ActKind kind;
-  int64_t rows, k;
-  uint8_t* planes;
-  int32_t* sums;
-  float* scale;
+  ActKind kind = ActKind::Float;
+  bool summed = false;
+  int64_t rows = 0, k = 0;
+  uint8_t* planes = nullptr;
+  int32_t* sums = nullptr;
+  int32_t* totals = nullptr;
+  float* scale = nullptr;
 
   int64_t height() const { return rows < 16 ? rows : 16; }
   int64_t tiles() const { return (rows + 15) / 16; }
   int64_t rows_pad() const { return tiles() * height(); }
   int64_t k_pad() const { return round_up(k, kBlockK); }
-  // Bytes of one tile, and of all planes.
+  bool integer() const { return kind >= ActKind::Int15; }
+  int64_t int_planes() const { return kind == ActKind::Int15 ? 2 : 1; }  // of an integer kind
   int64_t tile_bytes() const {
-    return height() * k_pad() * (kind == ActKind::Float ? 4 : 2);
+    return height() * k_pad() * (kind == ActKind::Float ? 4 : kind == ActKind::Int8 ? 1 : 2);
   }
-  int8_t* block(int64_t tile, int64_t kb, int plane) const {  // Int15: [height][64]
-    return reinterpret_cast<int8_t*>(planes) + tile * tile_bytes() + (kb * 2 + plane) * height() * 64;
+  int8_t* block(int64_t tile, int64_t kb, int plane) const {  // integer kinds: [height][64]
+    return reinterpret_cast<int8_t*>(planes) + tile * tile_bytes() + (kb * int_planes() + plane) * height() * 64;
   }
   uint16_t* block16(int64_t tile, int64_t kb32) const {  // Bf16: [height][32]
     return reinterpret_cast<uint16_t*>(planes + tile * tile_bytes()) + kb32 * height() * 32;
   }
   float* row(int64_t r) const { return reinterpret_cast<float*>(planes) + r * k_pad(); }  // Float
   int64_t sums_of_row() const { return k_pad() / kSummed; }
-  int64_t sums_bytes() const { return 2 * rows_pad() * sums_of_row() * 4; }
   int32_t* row_sums(int plane, int64_t r) const { return sums + (plane * rows_pad() + r) * sums_of_row(); }
-  int32_t group_sum(int plane, int64_t r, int64_t g) const {  // of 32 columns
-    const int32_t* both = row_sums(plane, r) + 2 * g;
-    return both[0] + both[1];
+  int32_t* row_totals(int64_t r) const { return totals + r * int_planes(); }
+
+  int64_t planes_bytes() const { return tiles() * tile_bytes(); }
+  int64_t sums_bytes() const { return summed ? 2 * rows_pad() * sums_of_row() * 4 : 0; }
+  int64_t totals_bytes() const { return integer() ? int_planes() * rows_pad() * 4 : 0; }
+  int64_t scale_bytes() const { return integer() ? rows_pad() * 4 : 0; }
+  // All of it in one memory, 64-byte aligned pieces.
+  int64_t bytes() const {
+    return round_up(planes_bytes(), 64) + round_up(sums_bytes(), 64) + round_up(totals_bytes(), 64) +
+           round_up(scale_bytes(), 64);
+  }
+  void place(uint8_t* memory) {
+    auto take = [&memory](int64_t size) {
+      uint8_t* piece = memory;
+      if (memory) memory += round_up(size, 64);
+      return piece;
+    };
+    planes = take(planes_bytes());
+    sums = reinterpret_cast<int32_t*>(take(sums_bytes()));
+    totals = reinterpret_cast<int32_t*>(take(totals_bytes()));
+    scale = reinterpret_cast<float*>(take(scale_bytes()));
   }
 };
+
+// What products with `w` read, not placed yet. Products that share it must want the same kind.
+inline Activations activations_for(const Matrix& w, int64_t rows) {
+  Activations a;
+  a.kind = act_kind(w.format);
+  a.summed = needs_sums(w.format);
+  a.rows = rows;
+  a.k = w.k;
+  return a;
+}
+inline Activations activations_for(const Matrix& w, const Matrix& other, int64_t rows) {
+  Activations a = activations_for(w, rows);
+  a.summed = a.summed || needs_sums(other.format);
+  return a;
+}
 
 // ---------------------------------------------------------------- elementwise
 enum class Act : int { None = 0, Silu = 1, GeluTanh = 2, GeluErf = 3, Relu = 4, QuickGelu = 5, Tanh = 6 };
@@ -267,10 +310,12 @@ struct Kernels {
   const char* name;
   // y = W x for all rows of x and the panels [p0, p1) of w. scratch: at least matmul_scratch(k) bytes, private.
   void (*matmul)(const Matrix& w, const Activations& x, int64_t p0, int64_t p1, const Epilogue& e, uint8_t* scratch);
-  // Norm (or copy) of one row of k floats, then into row r of `x` (planes, sums, scale; zero padding columns).
-  void (*prepare)(const Norm& norm, const float* in, Activations& x, int64_t r, uint8_t* scratch);
-  // Norm of one row into floats.
-  void (*norm)(const Norm& norm, const float* in, float* out, int64_t k);
+  // Norm (or copy) of `rows` rows of k floats, ld apart, then into the rows of `x` from r on (planes, sums, totals, scale;
+  // zero padding columns). scratch: prepare_scratch(k) bytes.
+  void (*prepare)(const Norm& norm, const float* in, int64_t ld, Activations& x, int64_t r, int64_t rows,
+                  uint8_t* scratch);
+  // Norm of rows of k floats into floats; out may be in.
+  void (*norm)(const Norm& norm, const float* in, int64_t in_ld, float* out, int64_t out_ld, int64_t k, int64_t rows);
   // Row `row` of w, dequantised, into out[k].
   void (*lookup)(const Matrix& w, int64_t row, float* out);
   // out[i] += scale * x[i], rounded after the product and after the sum.
@@ -295,6 +340,7 @@ struct Kernels {
   float (*sigmoid)(float x);
 };
 
+constexpr int64_t prepare_scratch(int64_t k) { return 4 * round_up(k, kBlockK) * 4; }
 constexpr int64_t matmul_scratch(int64_t k) { return 4 * 16 * round_up(k, kBlockK) + 64 * 1024; }
 
 const Kernels& scalar_kernels();

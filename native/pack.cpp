@@ -104,17 +104,16 @@ void pack_row_q16(const float* w, int64_t k, uint8_t* panel, int64_t o, float* r
   }
 }
 
-void pack_row_q8(Format format, const Group* groups, int64_t k, uint8_t* panel, int64_t o) {
+void pack_row_q8(const Group* groups, int64_t k, uint8_t* panel, int64_t o) {
   for (int64_t g = 0; g < k / 16; ++g) {
-    uint8_t* block = panel + g / 4 * block_bytes(format);
+    uint8_t* block = panel + g / 4 * block_bytes(Format::Q8);
     const Group& group = groups[g];
     for (int j = 0; j < 16; ++j) {
       const int column = int(g % 4) * 16 + j;
       block[column / 4 * 64 + o * 4 + column % 4] = uint8_t(group.q[j] + 128);
     }
-    const uint16_t d = f32_to_f16(group.d), m = f32_to_f16(group.m);
+    const uint16_t d = f32_to_f16(group.d);
     std::memcpy(block + 1024 + g % 4 / 2 * 32 + o * 2, &d, 2);
-    if (format == Format::Q8M) std::memcpy(block + 1088 + g % 4 / 2 * 32 + o * 2, &m, 2);
   }
 }
 
@@ -128,7 +127,7 @@ void pack_row_q8c(const float* w, int64_t k, uint8_t* panel, int64_t o, float* r
         uint8_t(int(std::clamp(std::nearbyint(w[i] * inverse), -127.0f, 127.0f)) + 128);
 }
 
-// Q8C from bytes that share one scale a row: both as they are stored.
+// Q8C, Q8A from bytes that share one scale a row: both as they are stored.
 void pack_row_bytes(const Group* groups, int64_t k, uint8_t* panel, int64_t o, float* row_scale) {
   *row_scale = groups[0].d;
   for (int64_t i = 0; i < k; ++i)
@@ -158,8 +157,7 @@ void clear_groups(Group* from, Group* to) {
 bool keeps_groups(Format format, const StoredType& type) {
   if (!type.grouped) return false;
   if (format == Format::Q8) return type.span >= 32 && !type.with_min;
-  if (format == Format::Q8M) return type.span >= 32;
-  if (format == Format::Q8C) return type.span == kWholeRow && !type.with_min;
+  if (format == Format::Q8C || format == Format::Q8A) return type.span == kWholeRow && !type.with_min;
   const Levels to = levels(format);
   if (to.bits == 0 || type.span < to.span) return false;
   if (to.minimum) return type.greatest - type.least < 2 * to.zero();
@@ -171,7 +169,7 @@ void check_packing(const Matrix& shape, const StoredType& type) {
   if (shape.k % type.values != 0)
     throw std::invalid_argument("rows of " + std::string(type.name) + " must be a multiple of " +
                                 std::to_string(type.values) + " columns, found " + std::to_string(shape.k));
-  const bool levels_only = f == Format::Q8 || f == Format::Q8M || (is_levels(f) && f != Format::Q4);
+  const bool levels_only = f == Format::Q8 || (is_levels(f) && f != Format::Q4);
   if (levels_only && !keeps_groups(f, type))
     throw std::invalid_argument("layout " + std::string(kFormatNames[int(f)]) +
                                 " can't hold the groups of stored type " + type.name);
@@ -190,7 +188,7 @@ bool pack_panels(const Matrix& shape, uint8_t* dst, int type_index, const uint8_
   float* values = reinterpret_cast<float*>(scratch);
   Group* groups = reinterpret_cast<Group*>(scratch + k_pad * 4);
   float* row_scale = reinterpret_cast<float*>(dst + shape.panels() * shape.panel_bytes());
-  const bool bytes = format == Format::Q8 || format == Format::Q8M || format == Format::Q8C;
+  const bool bytes = format == Format::Q8 || format == Format::Q8C || format == Format::Q8A;
 
   for (int64_t p = p0; p < p1; ++p) {
     uint8_t* panel = dst + p * shape.panel_bytes();
@@ -210,7 +208,7 @@ bool pack_panels(const Matrix& shape, uint8_t* dst, int type_index, const uint8_
         read_groups(type_index, source, k, groups);
         clear_groups(groups + k / 16, groups + k_pad / 16);
         // A scale beyond half precision's range would be infinite where it is kept as one.
-        const bool halves = format == Format::Q8 || format == Format::Q8M;
+        const bool halves = format == Format::Q8;
         auto kept = [halves](float x) { return std::isfinite(halves ? f16_to_f32(f32_to_f16(x)) : x); };
         for (int64_t g = 0; g < k / 16; ++g)
           if (!kept(groups[g].d) || !kept(groups[g].m)) return false;
@@ -224,8 +222,8 @@ bool pack_panels(const Matrix& shape, uint8_t* dst, int type_index, const uint8_
         }
       }
       switch (format) {
-        case Format::Q8:
-        case Format::Q8M: pack_row_q8(format, groups, k_pad, panel, o); break;
+        case Format::Q8: pack_row_q8(groups, k_pad, panel, o); break;
+        case Format::Q8A:
         case Format::Q8C:
           if (as_stored) pack_row_bytes(groups, k, panel, o, row_scale + row);
           else pack_row_q8c(values, k, panel, o, row_scale + row);

@@ -35,17 +35,17 @@ void Program::prepare_memory(const Step& step) {
   int64_t shared = 0, own = 0, scratch = 0, common = 64, mixture = 0;
   for (Op& op : ops_) {
     if (op.kind == OpKind::Linear || op.kind == OpKind::Gated) {
-      const Matrix& w = op.parts[0].w;
-      int64_t bytes = activation_bytes(act_kind(w.format), step.rows, w.k);
-      (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, bytes);
-      scratch = std::max(scratch, matmul_scratch(w.k) + round_up(w.k, kBlockK) * 4);
+      const Activations x = activations(op, step.rows);
+      (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, x.bytes());
+      scratch = std::max(scratch, std::max(matmul_scratch(x.k), prepare_scratch(x.k)));
     }
     if (op.kind == OpKind::Positions || op.kind == OpKind::Types || op.kind == OpKind::AddNormed)
       scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
     if (op.kind == OpKind::Experts) {
       mixture = std::max(mixture, Mixture(*op.experts, step.rows, nullptr).bytes);
       for (const GatedMlp& mlp : op.experts->mlps)
-        for (int64_t k : {mlp.gate.w.k, mlp.down.w.k}) scratch = std::max(scratch, matmul_scratch(k));
+        for (int64_t k : {mlp.gate.w.k, mlp.down.w.k})
+          scratch = std::max(scratch, std::max(matmul_scratch(k), prepare_scratch(k)));
     }
     if (op.kind == OpKind::Attention) {
       const int64_t context = op.attention.keys == Keys::Source ? step.longest_source : step.longest_context;
@@ -59,6 +59,13 @@ void Program::prepare_memory(const Step& step) {
   for (auto& memory : scratch_) memory.reserve(round_up(own, 64) + scratch);
   if (!counters_) counters_.reset(new std::atomic<int64_t>[2 * ops_.size()]);
   for (size_t i = 0; i < 2 * ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
+}
+
+// What the products of an op read, not placed yet.
+Activations Program::activations(const Op& op, int64_t rows) {
+  Activations x = activations_for(op.parts[0].w, rows);
+  for (const LinearPart& part : op.parts) x.summed = x.summed || needs_sums(part.w.format);
+  return x;
 }
 
 // The panels of all parts of an op, one part after the other. A gated pair counts once: one thread makes up, then gate.
@@ -96,15 +103,15 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
   const int64_t in_width = widths_[size_t(op.in)], rows = step.rows;
   uint8_t* own = team.scratch;
   uint8_t* scratch = own;
-  Activations x;
+  Activations x = activations(op, rows);
   if (rows <= kOwnRows) {
-    x = place_activations(op.parts[0].w, rows, own);
-    scratch = own + round_up(activation_bytes(x.kind, rows, x.k), 64);
-    for (int64_t r = 0; r < rows; ++r) kernels_.prepare(op.norm, in + r * in_width, x, r, scratch);
+    x.place(own);
+    scratch = own + x.bytes();
+    kernels_.prepare(op.norm, in, in_width, x, 0, rows, scratch);
   } else {
-    x = place_activations(op.parts[0].w, rows, shared_activations_.data);
-    for (int64_t r = rows * team.tid / team.size; r < rows * (team.tid + 1) / team.size; ++r)
-      kernels_.prepare(op.norm, in + r * in_width, x, r, scratch);
+    x.place(shared_activations_.data);
+    const int64_t begin = rows * team.tid / team.size, end = rows * (team.tid + 1) / team.size;
+    kernels_.prepare(op.norm, in + begin * in_width, in_width, x, begin, end - begin, scratch);
     team.barrier();
   }
 
@@ -157,10 +164,10 @@ void Program::run_rows(const Op& op, const Step& step, const Team& team) {
         break;
       case OpKind::Norm:
         if (op.norm.kind == NormKind::None) std::memcpy(row, in, size_t(width) * 4);
-        else kernels_.norm(op.norm, in, row, width);
+        else kernels_.norm(op.norm, in, in_width, row, width, width, 1);
         break;
       case OpKind::AddNormed:
-        if (op.norm.kind != NormKind::None) kernels_.norm(op.norm, in, spare, width);
+        if (op.norm.kind != NormKind::None) kernels_.norm(op.norm, in, in_width, spare, width, width, 1);
         kernels_.add(row, op.norm.kind == NormKind::None ? in : spare, op.scale, width);
         break;
       case OpKind::HeadNorm:
@@ -169,7 +176,7 @@ void Program::run_rows(const Op& op, const Step& step, const Team& team) {
           if (op.each) norm.weight += h * op.head_dim;
           if (op.each && norm.bias) norm.bias += h * op.head_dim;
           float* head = row + op.column + h * op.head_dim;
-          kernels_.norm(norm, head, head, op.head_dim);
+          kernels_.norm(norm, head, width, head, width, op.head_dim, 1);
         }
         break;
       case OpKind::Clip: kernels_.clip(row + op.column, op.limit, op.head_dim); break;

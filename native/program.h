@@ -110,6 +110,7 @@ class Program {
     void reserve(int64_t wanted);
   };
 
+  static Activations activations(const Op& op, int64_t rows);
   static int64_t panels(const Op& op);
   static int64_t first_panel(int64_t total, int64_t rows, int64_t tid, int64_t size);
   void fetch_ahead(size_t index, int64_t rows, const Team& team) const;

@@ -6,6 +6,7 @@ namespace {
 #include "generic/math.inl"
 #include "generic/epilogue.inl"
 #include "generic/elementwise.inl"
+#include "generic/prepare.inl"
 #include "generic/matmul_float.inl"
 #include "generic/matmul_int.inl"
 #include "generic/attention.inl"
@@ -18,7 +19,7 @@ void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p
 }  // namespace
 
 const fp::Kernels& fp::scalar_kernels() {
-  static const Kernels table{"scalar", matmul, prepare_row, norm_row, lookup_row, add_row,
+  static const Kernels table{"scalar", matmul, prepare_rows, norm_rows, lookup_row, add_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of};
   return table;

@@ -150,6 +150,40 @@ inline void isum_i8(const int8_t* p, int32_t* out) {  // sums of each sixteen of
   a = _mm256_hadd_epi32(a, a);
   _mm_storeu_si128((__m128i*)out, _mm_unpacklo_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
+// Packing goes by 128 bits: lane L of the vectors a, b, c, d becomes the four bytes 4 L, 4 L + 1, ...
+inline __m256i bytes_in_order(__m256i words, __m256i more) {
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, more), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+inline void istore_planes(int8_t* hi, int8_t* lo, const I* v) {
+  const __m256i half = _mm256_set1_epi16(64);
+  for (int i = 0; i < 2; ++i) {
+    const __m256i first = _mm256_packs_epi32(v[2 * i].a, v[2 * i].b);
+    const __m256i second = _mm256_packs_epi32(v[2 * i + 1].a, v[2 * i + 1].b);
+    const __m256i first_hi = _mm256_srai_epi16(_mm256_add_epi16(first, half), 7);
+    const __m256i second_hi = _mm256_srai_epi16(_mm256_add_epi16(second, half), 7);
+    const __m256i first_lo = _mm256_sub_epi16(first, _mm256_slli_epi16(first_hi, 7));
+    const __m256i second_lo = _mm256_sub_epi16(second, _mm256_slli_epi16(second_hi, 7));
+    _mm256_storeu_si256((__m256i*)(hi + 32 * i), bytes_in_order(first_hi, second_hi));
+    _mm256_storeu_si256((__m256i*)(lo + 32 * i), bytes_in_order(first_lo, second_lo));
+  }
+}
+inline void istore_bytes(int8_t* p, const I* v) {
+  for (int i = 0; i < 2; ++i)
+    _mm256_storeu_si256((__m256i*)(p + 32 * i), bytes_in_order(_mm256_packs_epi32(v[2 * i].a, v[2 * i].b),
+                                                               _mm256_packs_epi32(v[2 * i + 1].a, v[2 * i + 1].b)));
+}
+inline I isum_bytes(const I& x, const int8_t* p) {
+  const __m256i bytes = _mm256_set1_epi8(1), words = _mm256_set1_epi16(1);
+  const __m256i* in = (const __m256i*)p;
+  return {_mm256_add_epi32(x.a, _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, _mm256_loadu_si256(in)), words)),
+          _mm256_add_epi32(x.b, _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, _mm256_loadu_si256(in + 1)), words))};
+}
+inline int32_t ireduce_add(const I& x) {
+  __m256i a = _mm256_add_epi32(x.a, x.b);
+  __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
 inline float reduce_add(const V& x) {
   __m256 b = _mm256_add_ps(x.a, x.b);
   __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));

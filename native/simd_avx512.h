@@ -86,6 +86,27 @@ inline void isum_i8(const int8_t* p, int32_t* out) {  // sums of each sixteen of
   s = _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_CDAB));
   _mm_storeu_si128((__m128i*)out, _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, s)));
 }
+inline void istore_planes(int8_t* hi, int8_t* lo, const I* v) {
+  // Packing goes by 128 bits: lane L of v[j] becomes the four bytes 4 L + j.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i first = _mm512_packs_epi32(v[0], v[1]), second = _mm512_packs_epi32(v[2], v[3]);
+  const __m512i half = _mm512_set1_epi16(64);
+  const __m512i first_hi = _mm512_srai_epi16(_mm512_add_epi16(first, half), 7);
+  const __m512i second_hi = _mm512_srai_epi16(_mm512_add_epi16(second, half), 7);
+  const __m512i first_lo = _mm512_sub_epi16(first, _mm512_slli_epi16(first_hi, 7));
+  const __m512i second_lo = _mm512_sub_epi16(second, _mm512_slli_epi16(second_hi, 7));
+  _mm512_storeu_si512(hi, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first_hi, second_hi)));
+  _mm512_storeu_si512(lo, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first_lo, second_lo)));
+}
+inline void istore_bytes(int8_t* p, const I* v) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, words));
+}
+inline I isum_bytes(I a, const int8_t* p) {
+  return _mm512_dpbusd_epi32(a, _mm512_set1_epi8(1), _mm512_loadu_si512(p));
+}
+inline int32_t ireduce_add(I a) { return _mm512_reduce_add_epi32(a); }
 inline float reduce_add(V a) {
   __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));

@@ -89,6 +89,24 @@ inline void isum_i8(const int8_t* p, int32_t* out) {
     for (int j = 0; j < 16; ++j) out[i] += p[16 * i + j];
   }
 }
+// 64 values to bytes in order: v = 128 * hi + lo with lo in [-64, 63]; and v itself, which fits a byte.
+inline void istore_planes(int8_t* hi, int8_t* lo, const I* v) {
+  for (int i = 0; i < 64; ++i) {
+    const int32_t x = v[i / 16].v[i % 16], high = (x + 64) >> 7;
+    hi[i] = int8_t(high);
+    lo[i] = int8_t(x - high * 128);
+  }
+}
+inline void istore_bytes(int8_t* p, const I* v) {
+  for (int i = 0; i < 64; ++i) p[i] = int8_t(v[i / 16].v[i % 16]);
+}
+// a with the sum of four of 64 bytes added to each lane.
+inline I isum_bytes(const I& a, const int8_t* p) {
+  I r;
+  FP_LANES r.v[i] = a.v[i] + p[4 * i] + p[4 * i + 1] + p[4 * i + 2] + p[4 * i + 3];
+  return r;
+}
+inline int32_t ireduce_add(const I& a) { int32_t sum = 0; FP_LANES sum += a.v[i]; return sum; }
 // The tree: lanes 8 apart, then 4, 2, 1.
 inline float reduce_add(const V& a) {
   float b[16];

@@ -57,19 +57,14 @@ fp::Norm make_norm(int kind, float eps, const Optional& weight, const Optional& 
 
 // Activations with memory of their own, filled from rows of x.
 struct Prepared {
-  Prepared(const fp::Kernels& kernels, fp::ActKind kind, const fp::Norm& norm, const ConstFloats2& x)
-      : a{kind, int64_t(x.shape(0)), int64_t(x.shape(1)), nullptr, nullptr, nullptr},
-        planes(a.tiles() * a.tile_bytes()),
-        sums(a.sums_bytes()),
-        scale(a.rows_pad() * 4) {
-    a.planes = planes.data;
-    a.sums = reinterpret_cast<int32_t*>(sums.data);
-    a.scale = reinterpret_cast<float*>(scale.data);
-    Aligned scratch(a.k_pad() * 4);
-    for (int64_t r = 0; r < a.rows; ++r) kernels.prepare(norm, x.data() + r * a.k, a, r, scratch.data);
+  Prepared(const fp::Kernels& kernels, fp::Format format, const fp::Norm& norm, const ConstFloats2& x)
+      : a(fp::activations_for({format, 1, int64_t(x.shape(1)), nullptr}, int64_t(x.shape(0)))), memory(a.bytes()) {
+    a.place(memory.data);
+    Aligned scratch(fp::prepare_scratch(a.k));
+    kernels.prepare(norm, x.data(), a.k, a, 0, a.rows, scratch.data);
   }
   fp::Activations a;
-  Aligned planes, sums, scale;
+  Aligned memory;
 };
 
 void check_row(int type, const ConstBytes& row, int64_t k) {
@@ -115,7 +110,7 @@ void bind_testing(nb::module_& parent) {
             "x or out");
     require(0 <= p0 && p0 <= p1 && p1 <= w.panels() && mode >= 0 && mode <= 2 && act >= 0 && act < fp::kActs, "arguments");
     fp::DenormalGuard guard;
-    Prepared x_(kernels, fp::act_kind(w.format), fp::Norm{}, x);
+    Prepared x_(kernels, w.format, fp::Norm{}, x);
     Aligned scratch(fp::matmul_scratch(k));
     fp::Epilogue e{fp::Mode(mode), fp::Act(act), pointer(bias, n), out.data(), int64_t(out.shape(1))};
     kernels.matmul(w, x_.a, p0, p1, e, scratch.data);
@@ -127,21 +122,22 @@ void bind_testing(nb::module_& parent) {
     require(format >= 0 && format < fp::kFormats && x.shape(0) > 0 && x.shape(1) > 0, "arguments");
     fp::DenormalGuard guard;
     fp::Norm norm = make_norm(kind, eps, weight, bias, int64_t(x.shape(1)));
-    Prepared x_(fp::kernels_for(isa), fp::act_kind(fp::Format(format)), norm, x);
+    Prepared x_(fp::kernels_for(isa), fp::Format(format), norm, x);
     const fp::Activations& a = x_.a;
-    return nb::make_tuple(copied<uint8_t>(a.planes, {size_t(a.tiles() * a.tile_bytes())}),
-                          copied<int32_t>(a.sums, {2, size_t(a.rows_pad()), size_t(a.sums_of_row())}),
-                          copied<float>(a.scale, {size_t(a.rows_pad())}));
+    return nb::make_tuple(copied<uint8_t>(a.planes, {size_t(a.planes_bytes())}),
+                          copied<int32_t>(a.sums, {a.summed ? 2u : 0u, size_t(a.rows_pad()), size_t(a.sums_of_row())}),
+                          copied<int32_t>(a.totals, {size_t(a.totals_bytes() / 4)}),
+                          copied<float>(a.scale, {size_t(a.scale_bytes() / 4)}));
   }, "isa"_a, "format"_a, "x"_a, "kind"_a, "eps"_a, "weight"_a.none(), "bias"_a.none(),
-     "(planes, sums, scale) as native/kernels.h describes them, of the kind that a matrix format reads.");
+     "(planes, sums, totals, scale) as native/kernels.h describes them, what products with a matrix format read.");
 
-  m.def("norm", [](const std::string& isa, int kind, float eps, ConstFloats weight, Optional bias, ConstFloats x,
-                   Floats out) {
-    require(kind != 0 && out.size() == x.size(), "arguments");
+  m.def("norm", [](const std::string& isa, int kind, float eps, ConstFloats weight, Optional bias, ConstFloats2 x,
+                   Floats2 out) {
+    const int64_t rows = int64_t(x.shape(0)), k = int64_t(x.shape(1)), ld = int64_t(out.shape(1));
+    require(kind != 0 && int64_t(out.shape(0)) == rows && ld >= k, "arguments");
     fp::DenormalGuard guard;
-    fp::kernels_for(isa).norm(make_norm(kind, eps, weight, bias, int64_t(x.size())), x.data(), out.data(),
-                              int64_t(x.size()));
-  }, "isa"_a, "kind"_a, "eps"_a, "weight"_a, "bias"_a.none(), "x"_a, "out"_a);
+    fp::kernels_for(isa).norm(make_norm(kind, eps, weight, bias, k), x.data(), k, out.data(), ld, k, rows);
+  }, "isa"_a, "kind"_a, "eps"_a, "weight"_a, "bias"_a.none(), "x"_a, "out"_a, "Rows of x into out [rows, at least k].");
 
   m.def("lookup", [](const std::string& isa, int format, int64_t n, int64_t k, ConstBytes packed, int64_t row,
                      Floats out) {

@@ -20,12 +20,12 @@ GROUPED = {"Q4_0": ((0,), 8), "Q4_1": ((0, 2), 8), "Q5_0": ((0,), 16), "Q5_1": (
            "Q6_K": ((208,), 1000)}
 """Stored type -> where in a block its half-precision scale (and minimum) stands, how great what it scales typically
 is."""
-PAIRS = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4": "Q4_1", "Q8": "Q8_0", "Q8M": "Q5_1", "Q8C": "F32",
+PAIRS = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4": "Q4_1", "Q8": "Q8_0", "Q8A": "F32", "Q8C": "F32",
          "Q16": "F32"}
 """Format -> a stored type it is packed from in tests of products."""
 LEVELS = {"Q4": (4, 32, True), "Q4H": (4, 16, True), "Q5": (5, 32, False), "Q5M": (5, 32, True), "Q6": (6, 16, False)}
 """Format with integer scales -> bits of a level, columns that share a scale, whether there is an M."""
-ROW_SCALED = (*LEVELS, "Q8C", "Q16")
+ROW_SCALED = (*LEVELS, "Q8A", "Q8C", "Q16")
 MOST_UNITS = 0.999 * (2**31 - 1) / 127
 """What the magnitudes of a row's weights may sum to, in units of its scale: no sum of products can overflow then."""
 
@@ -182,15 +182,20 @@ NORMS = ("none", "rms", "layer")
 
 
 def prepare(isa: str, format: str, x: np.ndarray, norm: str = "none", eps: float = 1e-5, weight=None, bias=None):
-    """(planes uint8, sums int32 [2, rows_pad, groups], scale float32 [rows_pad]) of rows of x."""
+    """(planes uint8, sums int32 [2, rows_pad, groups], totals int32, scale float32 [rows_pad]) of rows of x."""
     return _native.testing.prepare(isa, FORMATS.index(format), x, NORMS.index(norm), eps, weight, bias)
 
 
-def int15_values(planes: np.ndarray, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 (hi, lo), each [rows, k_pad], out of the tiles of an integer format's activations."""
+def plane_values(planes: np.ndarray, count: int, rows: int, k: int) -> list[np.ndarray]:
+    """The int64 [rows, k_pad] of `count` planes (hi, lo; or the only one), out of the tiles of integer activations."""
     height, k_pad = min(rows, 16), -(-k // 64) * 64
-    tiles = planes.view(np.int8).reshape(-(-rows // 16), k_pad // 64, 2, height, 64).astype(np.int64)
-    hi, lo = (tiles[:, :, p].transpose(0, 2, 1, 3).reshape(-1, k_pad)[:rows] for p in (0, 1))
+    tiles = planes.view(np.int8).reshape(-(-rows // 16), k_pad // 64, count, height, 64).astype(np.int64)
+    return [tiles[:, :, p].transpose(0, 2, 1, 3).reshape(-1, k_pad)[:rows] for p in range(count)]
+
+
+def int15_values(planes: np.ndarray, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 (hi, lo), each [rows, k_pad]."""
+    hi, lo = plane_values(planes, 2, rows, k)
     return hi, lo
 
 

@@ -1,86 +1,29 @@
-// Norms, the preparation of activations for matrix products, embedding look-up, addition, limits. One row at a time.
+// What rows of floats go through one vector at a time: look-up, addition, limits, the router's choice. One row each.
 
-inline float row_sum_of_squares(const float* x, int64_t k, float mean) {
-  V sum = vzero(), m = vset(mean);
+// A whole vector of a row, or the first `left` lanes of its last one.
+struct WholeVector {
+  V load(const float* p) const { return vload(p); }
+  void store(float* p, V x) const { vstore(p, x); }
+  V select(V x, V) const { return x; }
+};
+struct PartVector {
+  int left;
+  V load(const float* p) const { return vload_n(p, left); }
+  void store(float* p, V x) const { vstore_n(p, x, left); }
+  V select(V x, V other) const { return vselect_first(left, x, other); }
+};
+// body(i, lanes) for the vectors from i = 0, 16, ... of k values.
+template <typename Body>
+inline void each_vector(int64_t k, const Body& body) {
   int64_t i = 0;
-  for (; i + 16 <= k; i += 16) {
-    V d = vsub(vload(x + i), m);
-    sum = vfma(d, d, sum);
-  }
-  if (i < k) {
-    int left = int(k - i);
-    V d = vselect_first(left, vsub(vload_n(x + i, left), m), vzero());
-    sum = vfma(d, d, sum);
-  }
-  return reduce_add(sum);
+  for (; i + 16 <= k; i += 16) body(i, WholeVector{});
+  if (i < k) body(i, PartVector{int(k - i)});
 }
 
 inline float row_sum(const float* x, int64_t k) {
   V sum = vzero();
-  int64_t i = 0;
-  for (; i + 16 <= k; i += 16) sum = vadd(sum, vload(x + i));
-  if (i < k) sum = vadd(sum, vload_n(x + i, int(k - i)));
+  each_vector(k, [&](int64_t i, auto lanes) { sum = vadd(sum, lanes.load(x + i)); });
   return reduce_add(sum);
-}
-
-// out may be in.
-inline void norm_row(const fp::Norm& norm, const float* in, float* out, int64_t k) {
-  float mean = norm.kind == fp::NormKind::Layer ? row_sum(in, k) / float(k) : 0.0f;
-  float variance = row_sum_of_squares(in, k, mean) / float(k);
-  V factor = vdiv(vset(1.0f), vset(std::sqrt(variance + norm.eps))), m = vset(mean);
-  for (int64_t i = 0; i < k; i += 16) {
-    int left = int(k - i < 16 ? k - i : 16);
-    V y = vmul(vmul(vsub(vload_n(in + i, left), m), factor), vload_n(norm.weight + i, left));
-    if (norm.bias) y = vadd(y, vload_n(norm.bias + i, left));
-    vstore_n(out + i, y, left);
-  }
-}
-
-// Fifteen-bit integers with one scale a row: x = scale * v, v = 128 * hi + lo, |v| <= 127 * 128.
-inline void quantise_row(const float* x, fp::Activations& a, int64_t r) {
-  constexpr float kMost = 16256.0f;
-  const int64_t k = a.k, k_pad = a.k_pad(), tile = r / 16, line = r % 16;
-  V most = vzero();
-  for (int64_t i = 0; i < k; i += 16) most = vmax(most, vabs(vload_n(x + i, int(k - i < 16 ? k - i : 16))));
-  float amax = reduce_max(most);
-  // A row that is all zero, or holds no number to scale by, counts as zero.
-  bool usable = amax > 0.0f && amax < 3.0e38f;
-  a.scale[r] = usable ? amax / kMost : 0.0f;
-  V inverse = vset(usable ? kMost / amax : 0.0f), limit = vset(kMost), lower = vset(-kMost);
-  for (int64_t block = 0; block < k_pad / 64; ++block) {
-    int8_t *plane_hi = a.block(tile, block, 0) + line * 64, *plane_lo = a.block(tile, block, 1) + line * 64;
-    for (int64_t i = block * 64, at = 0; at < 64; i += 16, at += 16) {
-      int left = int(k - i < 16 ? (k > i ? k - i : 0) : 16);
-      V scaled = left ? vmul(vload_n(x + i, left), inverse) : vzero();
-      // NaN (only in a broken model) falls to the limit by the rule of vmin.
-      I v = vround_i32(vmin(vmax(scaled, lower), limit));
-      I hi = isar<7>(iadd(v, iset(64)));
-      I lo = isub(v, ishl<7>(hi));
-      istore_i8(plane_hi + at, hi);
-      istore_i8(plane_lo + at, lo);
-    }
-    isum_i8(plane_hi, a.row_sums(0, r) + 4 * block);
-    isum_i8(plane_lo, a.row_sums(1, r) + 4 * block);
-  }
-}
-
-inline void prepare_row(const fp::Norm& norm, const float* in, fp::Activations& a, int64_t r, uint8_t* scratch) {
-  const float* x = in;
-  if (norm.kind != fp::NormKind::None) {
-    float* normed = reinterpret_cast<float*>(scratch);
-    norm_row(norm, in, normed, a.k);
-    x = normed;
-  }
-  if (a.kind == fp::ActKind::Int15) return quantise_row(x, a, r);
-  const int64_t k = a.k;
-  for (int64_t i = 0; i < a.k_pad(); i += 16) {
-    int left = int(k - i < 16 ? (k > i ? k - i : 0) : 16);
-    V v = left ? vload_n(x + i, left) : vzero();
-    if (a.kind == fp::ActKind::Bf16)
-      vstore_bf16(a.block16(r / 16, i / 32) + (r % 16) * 32 + i % 32, v);
-    else
-      vstore(a.row(r) + i, v);
-  }
 }
 
 // The integer of output o and column k in a panel: with row scales what they multiply, else the stored byte.
@@ -127,9 +70,7 @@ inline float stored_weight(const uint8_t* panel, int64_t o, int64_t k) {
     int column = int(k % 64);
     float q = float(int(block[column / 4 * 64 + o * 4 + column % 4]) - 128);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(block + 1024) + column / 32 * 16 + o;
-    float d = fp::f16_to_f32(halves[0]);
-    if constexpr (F == Format::Q8M) return std::fma(q, d, fp::f16_to_f32(halves[32]));
-    return q * d;
+    return q * fp::f16_to_f32(halves[0]);
   }
 }
 
@@ -151,7 +92,7 @@ inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
     case fp::Format::Q5M: return lookup_as<fp::Format::Q5M>(w, row, out);
     case fp::Format::Q6: return lookup_as<fp::Format::Q6>(w, row, out);
     case fp::Format::Q8: return lookup_as<fp::Format::Q8>(w, row, out);
-    case fp::Format::Q8M: return lookup_as<fp::Format::Q8M>(w, row, out);
+    case fp::Format::Q8A:
     case fp::Format::Q8C: return lookup_as<fp::Format::Q8C>(w, row, out);
     case fp::Format::Q16: return lookup_as<fp::Format::Q16>(w, row, out);
   }
@@ -159,36 +100,30 @@ inline void lookup_row(const fp::Matrix& w, int64_t row, float* out) {
 
 inline void add_row(float* out, const float* x, float scale, int64_t k) {
   const V by = vset(scale);
-  for (int64_t i = 0; i < k; i += 16) {
-    int left = int(k - i < 16 ? k - i : 16);
-    vstore_n(out + i, vadd(vload_n(out + i, left), vmul(vload_n(x + i, left), by)), left);
-  }
+  each_vector(k, [&](int64_t i, auto lanes) {
+    lanes.store(out + i, vadd(lanes.load(out + i), vmul(lanes.load(x + i), by)));
+  });
 }
 
 inline void clip_row(float* x, float limit, int64_t k) {
   const V most = vset(limit), least = vset(-limit);
-  for (int64_t i = 0; i < k; i += 16) {
-    int left = int(k - i < 16 ? k - i : 16);
-    vstore_n(x + i, vmin(most, vmax(least, vload_n(x + i, left))), left);  // a NaN is the second operand of both
-  }
+  each_vector(k, [&](int64_t i, auto lanes) {
+    lanes.store(x + i, vmin(most, vmax(least, lanes.load(x + i))));  // a NaN is the second operand of both
+  });
 }
 
 inline void cap_row(float* x, float scale, float softcap, int64_t k) {
   const V by = vset(scale), most = vset(softcap), inverse = vset(softcap > 0.0f ? 1.0f / softcap : 0.0f);
-  for (int64_t i = 0; i < k; i += 16) {
-    int left = int(k - i < 16 ? k - i : 16);
-    V y = vmul(vload_n(x + i, left), by);
+  each_vector(k, [&](int64_t i, auto lanes) {
+    V y = vmul(lanes.load(x + i), by);
     if (softcap > 0.0f) y = vmul(most, vtanh(vmul(y, inverse)));
-    vstore_n(x + i, y, left);
-  }
+    lanes.store(x + i, y);
+  });
 }
 
 inline void exp_shifted_row(const float* in, float shift, float* out, int64_t n) {
   const V by = vset(shift);
-  for (int64_t i = 0; i < n; i += 16) {
-    int left = int(n - i < 16 ? n - i : 16);
-    vstore_n(out + i, vexp(vsub(vload_n(in + i, left), by)), left);
-  }
+  each_vector(n, [&](int64_t i, auto lanes) { lanes.store(out + i, vexp(vsub(lanes.load(in + i), by))); });
 }
 
 inline void route_row(float* scores, int64_t n, int64_t chosen, bool normalise, int32_t* which, float* share) {

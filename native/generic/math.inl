@@ -83,3 +83,8 @@ inline V activate(fp::Act act, V x) {
   }
   return x;
 }
+
+// Not inline: one copy of its code serves all products.
+[[gnu::noinline]] void activate_some(fp::Act act, V* y, int count) {
+  for (int j = 0; j < count; ++j) y[j] = activate(act, y[j]);
+}

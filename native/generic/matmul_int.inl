@@ -2,7 +2,7 @@
 // epilogue.inl and elementwise.inl.
 //
 // Integer sums are exact (they wrap, and the packer sees to it that the end result does not overflow), so
-// other instruction sets may sum in any order. Q8 and Q8M round once in each group of 32, in order of groups.
+// other instruction sets may sum in any order. Q8 rounds once in each group of 32, in order of groups.
 
 #include "matmul_end.inl"
 
@@ -22,29 +22,27 @@ inline void group_dot(const int16_t* w, const int8_t* x, int32_t* dot) {
 
 template <fp::Format F>
 inline V int_output(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t r, const int16_t* weights) {
+  constexpr int kPlanes = fp::act_kind(F) == fp::ActKind::Int8 ? 1 : 2;
   uint32_t acc[2][16] = {};
-  V y1 = vzero(), y2 = vzero();
+  V y = vzero();
   for (int64_t g = 0; g < w.k_pad() / 32; ++g) {
     int32_t dot[2][16];
-    for (int plane = 0; plane < 2; ++plane)
+    for (int plane = 0; plane < kPlanes; ++plane)
       group_dot(weights + g * 32 * 16, x.block(r / 16, g / 2, plane) + r % 16 * 64 + g % 2 * 32, dot[plane]);
     if constexpr (fp::has_row_scale(F)) {
-      for (int plane = 0; plane < 2; ++plane)
+      for (int plane = 0; plane < kPlanes; ++plane)
         for (int lane = 0; lane < 16; ++lane) acc[plane][lane] += uint32_t(dot[plane][lane]);
     } else {
       const uint8_t* block = w.panel(p) + g / 2 * fp::block_bytes(F);
-      const uint16_t* scale = reinterpret_cast<const uint16_t*>(block + 1024) + g % 2 * 16;  // d; m 32 further on
-      I dot15 = iadd(ishl<7>(iload(dot[0])), iload(dot[1]));
-      y1 = vfma(vfrom_i32(dot15), vload_f16(scale), y1);
-      if constexpr (F == fp::Format::Q8M) {
-        V sum15 = vset(float(128 * x.group_sum(0, r, g) + x.group_sum(1, r, g)));
-        y2 = vfma(vload_f16(scale + 32), sum15, y2);
-      }
+      const uint16_t* d = reinterpret_cast<const uint16_t*>(block + 1024) + g % 2 * 16;
+      y = vfma(vfrom_i32(iadd(ishl<7>(iload(dot[0])), iload(dot[1]))), vload_f16(d), y);
     }
   }
-  if constexpr (!fp::has_row_scale(F)) return grouped_result(y1, y2, F == fp::Format::Q8M, x.scale[r]);
+  if constexpr (!fp::has_row_scale(F)) return vmul(y, vset(x.scale[r]));
+  const V row_scale = vload(w.row_scale() + p * fp::kPanel);
   I acc_h = iload(reinterpret_cast<int32_t*>(acc[0])), acc_l = iload(reinterpret_cast<int32_t*>(acc[1]));
-  return integer_result(acc_h, acc_l, x.scale[r], vload(w.row_scale() + p * fp::kPanel));
+  return kPlanes == 1 ? byte_result(acc_h, x.scale[r], row_scale)
+                      : integer_result(acc_h, acc_l, x.scale[r], row_scale);
 }
 
 template <fp::Format F>
@@ -66,7 +64,7 @@ inline void matmul_int(const fp::Matrix& w, const fp::Activations& x, int64_t p0
     case fp::Format::Q5M: return int_panels<fp::Format::Q5M>(w, x, p0, p1, e, scratch);
     case fp::Format::Q6: return int_panels<fp::Format::Q6>(w, x, p0, p1, e, scratch);
     case fp::Format::Q8: return int_panels<fp::Format::Q8>(w, x, p0, p1, e, scratch);
-    case fp::Format::Q8M: return int_panels<fp::Format::Q8M>(w, x, p0, p1, e, scratch);
+    case fp::Format::Q8A: return int_panels<fp::Format::Q8A>(w, x, p0, p1, e, scratch);
     case fp::Format::Q8C: return int_panels<fp::Format::Q8C>(w, x, p0, p1, e, scratch);
     case fp::Format::Q16: return int_panels<fp::Format::Q16>(w, x, p0, p1, e, scratch);
     default: return;

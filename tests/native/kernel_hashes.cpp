@@ -38,8 +38,7 @@ const char* type_for(fp::Format format) {
     case fp::Format::Q4H: return "Q4_1";
     case fp::Format::Q5:
     case fp::Format::Q6: return "Q5_0";
-    case fp::Format::Q5M:
-    case fp::Format::Q8M: return "Q5_1";
+    case fp::Format::Q5M: return "Q5_1";
     case fp::Format::Q8: return "Q8_0";
     default: return "F32";
   }
@@ -64,15 +63,13 @@ void products(const fp::Kernels& kernels) {
     w.data = packed.data;
     std::printf("pack %d %016llx\n", format, static_cast<unsigned long long>(hash(packed.data, size_t(w.bytes()))));
     for (int64_t rows : {1, 3, 17}) {
-      fp::Activations x{fp::act_kind(w.format), rows, k, nullptr, nullptr, nullptr};
-      Aligned planes(x.tiles() * x.tile_bytes()), sums(x.sums_bytes()), scale(x.rows_pad() * 4);
-      x.planes = planes.data;
-      x.sums = reinterpret_cast<int32_t*>(sums.data);
-      x.scale = reinterpret_cast<float*>(scale.data);
+      fp::Activations x = fp::activations_for(w, rows);
+      Aligned prepared(x.bytes()), normed(fp::prepare_scratch(k));
+      x.place(prepared.data);
       std::vector<float> norm_weight(k, 0.75f), out(rows * n, 0.5f);
       fp::Norm norm{fp::NormKind::Layer, 1e-5f, norm_weight.data(), norm_weight.data()};
-      for (int64_t r = 0; r < rows; ++r) kernels.prepare(norm, input.data() + r * k, x, r, scratch.data);
-      for (int act = 0; act <= int(fp::Act::QuickGelu); ++act) {
+      kernels.prepare(norm, input.data(), k, x, 0, rows, normed.data);
+      for (int act = 0; act < fp::kActs; ++act) {
         fp::Epilogue e{fp::Mode::Gate, fp::Act(act), bias.data(), out.data(), n};
         kernels.matmul(w, x, 0, w.panels(), e, scratch.data);
       }

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 from forwardpass import _native
-from kernel_tools import ISAS, NORMS, from_bf16, int15_values, prepare, same, to_bf16
+from kernel_tools import ISAS, NORMS, from_bf16, int15_values, plane_values, prepare, same, to_bf16
 
 WIDTHS = [1, 15, 16, 17, 33, 48, 64, 80, 100, 576, 1000]
 STRANGE = [0.0, 1e-45, 1e-38, 1e-20, 1e19, 1e30, 3.3e38, np.inf, -np.inf, np.nan]
 
 
 def norm(isa, kind, weight, bias, x, eps=1e-5):
-    out = np.full_like(x, np.nan)
-    _native.testing.norm(isa, NORMS.index(kind), eps, weight, bias, x, out)
-    return out
+    """Of one row, or of every row."""
+    out = np.full_like(np.atleast_2d(x), np.nan)
+    _native.testing.norm(isa, NORMS.index(kind), eps, weight, bias, np.atleast_2d(x), out)
+    return out.reshape(x.shape)
 
 
 def vectors(k):
@@ -42,6 +43,20 @@ def test_norm(isa, kind):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_rows_normalised_together_are_as_alone(isa, kind):
+    for k in (1, 17, 64, 100):
+        weight, bias, _ = vectors(k)
+        for count in (1, 2, 4, 5, 11):
+            x = rows_of(count, k)
+            alone = np.array([norm("scalar", kind, weight, bias, row) for row in x])
+            assert same(norm(isa, kind, weight, bias, x), alone), (k, count)
+            wide = np.full((count, k + 3), 7, np.float32)  # outputs further apart than the inputs
+            _native.testing.norm(isa, NORMS.index(kind), 1e-5, weight, bias, x, wide)
+            assert same(wide[:, :k].copy(), alone) and (wide[:, k:] == 7).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norm_of_strange_rows_is_the_same_everywhere(isa, kind):
     weight, bias, x = vectors(50)
     for value in STRANGE:
@@ -63,18 +78,42 @@ def test_fifteen_bit_activations(isa, kind):
         for count in (1, 3, 16, 17, 33):
             x = rows_of(count, k)
             arguments = (kind, 1e-5, weight, bias) if kind != "none" else ()
-            planes, sums, scale = prepare(isa, "Q4", x, *arguments)
-            for one, other in zip((planes, sums, scale), prepare("scalar", "Q4", x, *arguments), strict=True):
+            planes, sums, totals, scale = prepare(isa, "Q4", x, *arguments)
+            for one, other in zip((planes, sums, totals, scale), prepare("scalar", "Q4", x, *arguments), strict=True):
                 assert same(one, other), (k, count)
+            without_sums = prepare(isa, "Q8C", x, *arguments)
+            assert without_sums[1].size == 0
+            assert all(same(a, b) for a, b in zip(without_sums[::2], (planes, totals), strict=True))
             hi, lo = int15_values(planes, count, k)
             assert np.abs(hi).max() <= 127 and lo.min() >= -64 and lo.max() <= 63
             for plane, values in enumerate((hi, lo)):
                 assert same(sums[plane, :count].astype(np.int64), values.reshape(count, -1, 16).sum(2))
+                assert same(totals.reshape(-1, 2)[:count, plane].astype(np.int64), values.sum(1))
             assert not hi[:, k:].any() and not lo[:, k:].any()  # padding columns
             x = x if kind == "none" else np.array([norm("scalar", kind, weight, bias, row) for row in x])
             step = scale[:count, None].astype(np.float64)
             assert (np.abs(step * (128 * hi + lo)[:, :k] - x) <= step * 0.502).all()
             assert (np.abs(scale[:count] / (np.abs(x).max(1) / 16256) - 1) < 1e-6).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", NORMS)
+def test_eight_bit_activations(isa, kind):
+    for k in WIDTHS:
+        weight, bias, _ = vectors(k)
+        for count in (1, 3, 16, 17, 33):
+            x = rows_of(count, k)
+            arguments = (kind, 1e-5, weight, bias) if kind != "none" else ()
+            planes, sums, totals, scale = prepare(isa, "Q8A", x, *arguments)
+            for one, other in zip((planes, sums, totals, scale), prepare("scalar", "Q8A", x, *arguments), strict=True):
+                assert same(one, other), (k, count)
+            (q,) = plane_values(planes, 1, count, k)
+            assert sums.size == 0 and np.abs(q).max() <= 127 and not q[:, k:].any()
+            assert same(totals[:count].astype(np.int64), q.sum(1))
+            x = x if kind == "none" else norm("scalar", kind, weight, bias, x)
+            step = scale[:count, None].astype(np.float64)
+            assert (np.abs(step * q[:, :k] - x) <= step * 0.5001).all()
+            assert (np.abs(scale[:count] / (np.abs(x).max(1) / 127) - 1) < 1e-6).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -98,15 +137,16 @@ def test_strange_activations(isa):
     x[::2, 33] = STRANGE
     x[::4][:, :33] = 0
     x[0] = 0
-    for format in ("F32", "BF16", "Q8C"):
-        got, expected = prepare(isa, format, x), prepare("scalar", format, x)
-        views = {"F32": np.float32, "BF16": np.uint16, "Q8C": np.int8}
-        assert same(got[0].view(views[format]), expected[0].view(views[format])), format
-        assert same(got[1], expected[1]) and same(got[2], expected[2])
-    scale = got[2][: len(x)]
-    assert np.isfinite(scale).all() and scale[0] == 0
     infinite = [i for i in range(0, len(x), 2) if np.isinf(x[i]).any()]
-    assert infinite and not scale[infinite].any()
+    for format in ("F32", "BF16", "Q4", "Q8A", "Q8C"):
+        got, expected = prepare(isa, format, x), prepare("scalar", format, x)
+        view = {"F32": np.float32, "BF16": np.uint16}.get(format, np.int8)
+        assert same(got[0].view(view), expected[0].view(view)), format
+        assert all(same(a, b) for a, b in zip(got[1:], expected[1:], strict=True)), format
+        if view is np.int8:
+            scale = got[3][: len(x)]
+            assert np.isfinite(scale).all() and scale[0] == 0
+            assert infinite and not scale[infinite].any()
 
 
 @pytest.mark.parametrize("isa", ISAS)

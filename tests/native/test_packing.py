@@ -40,8 +40,7 @@ def reference(type, raw, n, k):
 
 
 @pytest.mark.parametrize("type, format", [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("F16", "F32"),
-                                          ("BF16", "F32"), ("Q8_0", "Q8"), ("Q5_0", "Q8M"), ("Q5_1", "Q8M"),
-                                          ("Q4_0", "Q8"), ("Q4_1", "Q8M"), ("Q4_0", "F32"), ("Q4_1", "F32"),
+                                          ("BF16", "F32"), ("Q8_0", "Q8"), ("Q5_0", "Q8"), ("Q4_0", "Q8"), ("Q4_0", "F32"), ("Q4_1", "F32"),
                                           ("Q5_0", "F32"), ("Q5_1", "F32"), ("Q8_0", "F32")])
 def test_exact_formats_keep_every_bit(type, format):
     rng = np.random.default_rng(1)
@@ -102,7 +101,7 @@ def test_weights_of_every_size_fit_integers():
     """Subnormal weights count as zero; the greatest floats there are stay finite and in their place."""
     for size in (1e-45, 1e-38, 3e-35, 1e-30, 1.0, 1e30, 3.4e38):
         values = np.float32(size) * np.array([[1, -1, 0.5, 0.25] * 16], np.float32)
-        for format in ("Q4", "Q8C", "Q16"):
+        for format in ("Q4", "Q8A", "Q8C", "Q16"):
             packed = pack_floats(format, values)
             assert packed.finite
             coarse = 2 * np.float64(size) / 15 if format == "Q4" else np.float64(size) / 100
@@ -111,7 +110,7 @@ def test_weights_of_every_size_fit_integers():
 
 @pytest.mark.parametrize("type, format", [("Q6_K", "Q8"), ("Q4_1", "Q8"), ("Q4_1", "Q5"), ("Q5_1", "Q6"),
                                           ("Q6_K", "Q5"), ("Q2_K", "Q5M"), ("Q5_1", "Q4H"), ("Q8_0", "Q6"),
-                                          ("F32", "Q5"), ("F32", "Q6"), ("F32", "Q4H"), ("F32", "Q8M")])
+                                          ("F32", "Q5"), ("F32", "Q6"), ("F32", "Q4H"), ("F32", "Q8")])
 def test_groups_that_a_layout_cannot_hold_are_refused(type, format):
     raw = stored(type, 2, 256, np.random.default_rng(14))
     with pytest.raises(ValueError, match=f"layout {format} can't hold .* {type}"):
@@ -155,6 +154,7 @@ def test_floats_to_fewer_bits(shape):
     assert same(pack_floats("BF16", values).rows(), from_bf16(to_bf16(values)))
 
     int8 = pack_floats("Q8C", values)
+    assert same(pack_floats("Q8A", values).data, int8.data)  # the same bytes
     step = np.abs(values).max(1, keepdims=True).astype(np.float64) / 127
     assert (np.abs(int8.rows() - values) <= step * 0.5001).all()
 
@@ -185,7 +185,7 @@ def test_every_isa_looks_up_the_same_rows(format):
         assert same(packed.rows(isa), packed.rows("scalar")), isa
 
 
-@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q4", "Q8C", "Q16"])
+@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q4", "Q8A", "Q8C", "Q16"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_is_no_number_is_reported(format, bad):
     values = np.ones((33, 40), np.float32)
@@ -195,7 +195,7 @@ def test_a_weight_that_is_no_number_is_reported(format, bad):
 
 
 @pytest.mark.parametrize("type, format", [("Q4_0", "Q4"), ("Q4_1", "Q4H"), ("Q5_0", "Q5"), ("Q5_1", "Q5M"),
-                                          ("Q5_0", "Q6"), ("Q5_1", "Q8M"), ("Q8_0", "Q8"), ("Q8_0", "F32"),
+                                          ("Q5_0", "Q6"), ("Q5_0", "Q8"), ("Q8_0", "Q8"), ("Q8_0", "F32"),
                                           ("Q8_0", "Q16")])
 def test_a_scale_that_is_no_number_is_reported(type, format):
     raw = stored(type, 17, 64, np.random.default_rng(6)).reshape(34, -1)
@@ -205,7 +205,7 @@ def test_a_scale_that_is_no_number_is_reported(type, format):
 
 
 def test_zero_weights_stay_zero():
-    for format in ("F32", "F16", "BF16", "Q4", "Q8C", "Q16"):
+    for format in ("F32", "F16", "BF16", "Q4", "Q8A", "Q8C", "Q16"):
         assert not pack_floats(format, np.zeros((3, 40), np.float32)).rows().any()
 
 

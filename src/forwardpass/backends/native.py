@@ -12,7 +12,9 @@ from forwardpass.errors import ParameterError
 
 FORMATS: tuple[str, ...] = _native.formats
 """Kernel layouts, described in native/kernels.h."""
-ARITHMETIC = {name: _native.activations(number) for number, name in enumerate(FORMATS)}
+READS = {name: _native.activations(number) for number, name in enumerate(FORMATS)}
+"""Layout -> the kind of activations that a product with it reads: "float32", "bfloat16", "int15" or "int8"."""
+ARITHMETIC = {name: "int8" if kind == "int15" else kind for name, kind in READS.items()}
 """Layout -> "float32", "bfloat16" or "int8": what a product with it multiplies."""
 KV_DTYPES = ("float32", "bfloat16", "int8")
 _NORMS = {"rms": 1, "layer": 2}

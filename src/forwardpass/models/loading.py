@@ -112,7 +112,7 @@ def agree(formats: dict[str, str]) -> None:
         for target in [name for name in formats if name.endswith(stems[0] + ".weight")]:
             layer = target.removesuffix(stems[0] + ".weight")
             group = [f"{layer}{stem}.weight" for stem in stems]
-            if len({native.ARITHMETIC[formats[name]] for name in group}) > 1:
+            if len({native.READS[formats[name]] for name in group}) > 1:
                 formats.update(dict.fromkeys(group, "F32"))
 
 
