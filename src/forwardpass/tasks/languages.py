@@ -18,7 +18,7 @@ _UNSPACED = {"zh", "zho", "ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "m
 @dataclass(frozen=True, slots=True)
 class Direction:
     """How a model is told to translate. prefix: text before the source;  languages, source, target: of a model whose
-    tokens say it;  settings: defaults of generation for it;  spaced: whether blanks stand between the target's sentences.
+    tokens say it;  settings: defaults of generation for it;  spaced: blanks stand between the target's sentences.
     """
 
     prefix: str = ""
