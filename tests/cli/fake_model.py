@@ -116,6 +116,20 @@ class FakeModel:
         self.streams.append(FakeStream(prefix, WORDS, self.wait))
         return self.streams[-1]
 
+    def _answers(self, kind, text, params):
+        """In capital letters; what has 12 in it has lost it."""
+        self._texts(kind, text, params)
+        made = completion(text, [text.upper()])
+        made.score, made.lost = -0.5, ("12",) if "12" in text else ()
+        return made
+
+    def translate(self, text, **params):
+        done = self._answers("translate", text, params)
+        return iter([done]) if params.get("stream") else [done] * params.get("num_return_sequences", 1)
+
+    def summarize(self, text, **params):
+        return self._answers("summarize", text, params)
+
     def _texts(self, kind, texts, params):
         texts = [texts] if isinstance(texts, str) else texts
         self.calls.append((kind, list(texts), params))
