@@ -52,15 +52,24 @@ def make(family: str, **changes):
     config, model, base = FAMILIES[family]
     made = getattr(transformers, model)(getattr(transformers, config)(**base | changes))
     if changes.get("tie_word_embeddings") is False:
-        made.lm_head.weight = torch.nn.Parameter(torch.randn_like(made.lm_head.weight) * 0.2)
-    with torch.no_grad():  # biases start at zero and norms at one, which would hide them
+        made.lm_head.weight = torch.nn.Parameter(torch.empty_like(made.lm_head.weight))
+    with torch.no_grad():
         for name, parameter in made.named_parameters():
-            if not name.endswith("embed_positions.weight") or family.endswith("bart"):  # else sines and cosines
-                parameter.add_(torch.randn_like(parameter) * 0.05)
-            if "relative_attention_bias" in name or (name.startswith("shared") and family.endswith("t5")):
-                parameter.copy_(torch.randn_like(parameter))
+            noise = torch.randn_like(parameter)
+            if name.endswith("embed_positions.weight") and not family.endswith("bart"):
+                continue  # sines and cosines
+            if "relative_attention_bias" in name:
+                parameter.copy_(noise)
+            elif parameter.dim() == 1:  # biases start at zero and norms at one, which would hide them
+                parameter.add_(0.2 * noise)
+            elif "embed" in name or "shared" in name or "lm_head" in name:
+                parameter.copy_(0.1 * noise)
+            else:
+                unscaled = family.endswith("t5") and name.endswith("Attention.q.weight")
+                size = 1.5 * (made.config.d_kv**-0.5 if unscaled else 1)
+                parameter.copy_(size * parameter.shape[1] ** -0.5 * noise)
         if hasattr(made, "final_logits_bias"):
-            made.final_logits_bias.copy_(torch.randn_like(made.final_logits_bias))
+            made.final_logits_bias.copy_(0.2 * torch.randn_like(made.final_logits_bias))
     return made.eval()
 
 
