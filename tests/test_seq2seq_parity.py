@@ -14,6 +14,7 @@ from agreement import relative_error
 from forwardpass.contracts import EncoderText
 from forwardpass.decoding.params import from_user
 
+END = 2
 PADDING = [0, 1, 4, 69, 95]
 """Padding of one or the other model; M2M-100 does not count its positions."""
 RNG = np.random.default_rng(4)
@@ -88,6 +89,48 @@ def test_parity(case, tmp_path):
         check_greedy(reference, SOURCE, text[0], answer)
 
 
+BEAMS = {  # case: (settings of the search, settings of the files)
+    "t5": ({"length_penalty": 2.0}, {}),
+    "t5-gated": ({"early_stopping": True, "num_beams": 4}, {}),
+    "mt5": ({"early_stopping": "never", "length_penalty": -1.0}, {}),
+    "umt5": ({"no_repeat_ngram_size": 2}, {}),
+    "bart": ({"encoder_no_repeat_ngram_size": 1}, {"forced_bos_token_id": 40, "forced_eos_token_id": 2}),
+    "mbart": ({}, {"forced_eos_token_id": 2, "num_beams": 4, "early_stopping": True, "max_length": 9, "min_length": 4}),
+    "marian": ({"num_beams": 6}, {"bad_words_ids": [[95], [30, 31]]}),
+    "m2m_100": ({"repetition_penalty": 1.3}, {"forced_bos_token_id": 17}),
+    "pegasus": ({"length_penalty": 0.0, "min_new_tokens": 5}, {"num_beams": 5, "max_length": 20}),
+}
+
+
+@pytest.mark.parametrize("case", BEAMS)
+def test_beams(case, tmp_path):
+    """Sequences and scores of generate(), with settings that stand in the files and others that the caller names."""
+    import torch
+
+    asked, stored = BEAMS[case]
+    reference, path = saved(case, tmp_path, **stored)
+    asked = asked | ({} if "num_beams" in {**asked, **stored} else {"num_beams": 3})
+    ends = [END, *range(20, 32)]  # enough of them that some answers end
+    asked = {"num_return_sequences": 3, "eos_token_id": ends} | asked
+    asked |= {} if "max_length" in stored else {"max_new_tokens": 12}
+    for source in (SOURCE[:5], OTHER):
+        with torch.no_grad():
+            found = reference.generate(torch.tensor([source]), return_dict_in_generate=True, output_scores=True,
+                                       **asked)
+        theirs = [trimmed(ids[1:], ends) for ids in found.sequences.tolist()]
+        with forwardpass.load(path, dtype="float32") as model:
+            ours = model.generate(source, **asked)
+        assert [one.token_ids for one in ours] == theirs
+        assert np.allclose([one.score for one in ours], found.sequences_scores, rtol=1e-4, atol=1e-5)
+        assert all(one.prompt_token_ids == source for one in ours)
+
+
+def trimmed(ids, ends):
+    """Without the padding after the first end token."""
+    end = next((n for n, token in enumerate(ids) if token in ends), len(ids))
+    return ids[: end + 1]
+
+
 @pytest.mark.parametrize("case", ["t5", "umt5", "bart", "mbart", "marian", "m2m_100", "pegasus"])
 def test_steps_with_a_cache_equal_a_whole_text(case, tmp_path):
     """40 steps: the bias is that of the query's own position, also when one token is computed at a time."""
@@ -118,6 +161,8 @@ def test_no_source_sees_another(case, tmp_path):
         assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
         each, all_ = [answers(model, [one])[0] for one in sources], answers(model, sources)
         assert each == all_ and len({tuple(one) for one in each}) == 3
+        beams = {"num_beams": 3, "num_return_sequences": 2}
+        assert answers(model, sources, **beams) == [one for ids in sources for one in answers(model, [ids], **beams)]
         changed = answers(model, [sources[0], OTHER[::-1], sources[2]])
         assert changed[0] == each[0] and changed[2] == each[2] and changed[1] != each[1]
 

@@ -9,7 +9,7 @@ END = 2
 SIDES = dict(vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
              decoder_attention_heads=3, encoder_ffn_dim=80, decoder_ffn_dim=72, max_position_embeddings=128,
              init_std=0.15, pad_token_id=1, bos_token_id=0, eos_token_id=END, decoder_start_token_id=END)
-T5 = dict(vocab_size=VOCABULARY, d_model=48, d_kv=20, d_ff=80, num_layers=2, num_decoder_layers=3, num_heads=3,
+T5 = dict(vocab_size=VOCABULARY, d_model=48, d_kv=20, d_ff=80, num_layers=3, num_decoder_layers=2, num_heads=3,
           relative_attention_num_buckets=8, relative_attention_max_distance=20, pad_token_id=0, eos_token_id=1,
           decoder_start_token_id=0)
 FAMILIES = {  # model_type: (config class, model class, settings)

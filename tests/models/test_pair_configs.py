@@ -123,8 +123,8 @@ def test_bad_configs(case):
 @pytest.mark.parametrize(("family", "changes", "said"), [
     ("bart", {"encoder_layers": 3}, r"missing: expected model\.encoder\.layers\.2\.self_attn_layer_norm\.weight"),
     ("bart", {"decoder_layers": 2}, r"unexpected: model\.decoder\.layers\.2\."),
-    ("t5", {"num_decoder_layers": 2}, r"unexpected: decoder\.block\.2\."),
-    ("t5", {"num_layers": 4, "num_decoder_layers": 3}, r"missing: expected encoder\.block\.2\.layer\.0\.layer_norm"),
+    ("t5", {"num_decoder_layers": 1}, r"unexpected: decoder\.block\.1\."),
+    ("t5", {"num_layers": 4}, r"missing: expected encoder\.block\.3\.layer\.0\.layer_norm"),
     ("t5", {"num_heads": 4}, r"wrong shape: .*relative_attention_bias\.weight: expected \[8, 4\], found \[8, 3\]"),
     ("t5", {"feed_forward_proj": "gated-gelu"}, r"missing: expected encoder\.block\.0\.layer\.1\.DenseReluDense\.wi_0"),
     ("marian", {"share_encoder_decoder_embeddings": False}, r"missing: expected model\.decoder\.embed_tokens\.weight"),
