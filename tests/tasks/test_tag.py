@@ -113,7 +113,7 @@ def test_wrong_arguments(model):
 def test_raw_scores(model, tags):
     ids, _ = ids_of("w1 w2")
     assert np.allclose(model.logits(ids), torch_scores(tags, ids), atol=1e-5)
-    assert model.tasks == ("logits", "embed", "token_classify", "hidden_states")
+    assert model.tasks == ("embed", "token_classify", "logits", "hidden_states")
 
 
 # ---- masks
@@ -166,7 +166,7 @@ def test_masks_that_are_missing_or_cut(guesser):
 
 
 def test_a_masked_model_does_not_generate(guesser, masked):
-    assert guesser.tasks == ("logits", "embed", "fill_mask", "hidden_states")
+    assert guesser.tasks == ("embed", "fill_mask", "logits", "hidden_states")
     with pytest.raises(UnsupportedModelError, match="cannot generate"):
         guesser.generate([1, 2])
     ids, types = ids_of("w1", "w2 w3")

