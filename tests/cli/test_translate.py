@@ -16,7 +16,7 @@ def stdin(monkeypatch, raw):
 def test_files_and_texts(models, model_file, tmp_path, capsys):
     path = tmp_path / "letter.txt"
     path.write_bytes("\ufeffDear Ann.\n\nCafé 12.\n".encode())
-    assert main(["translate", "--to", "de", "--from", "en", str(path), "Some words", "--model", model_file]) == 0
+    assert main(["translate", "--to", "de", "--source", "en", str(path), "Some words", "--model", model_file]) == 0
     assert models[0].calls == [
         ("translate", ["Dear Ann.\n\nCafé 12.\n"], {"source": "en", "target": "de", "stream": True}),
         ("translate", ["Some words"], {"source": "en", "target": "de", "stream": True})]

@@ -60,7 +60,7 @@ def describe(path: Path) -> dict:
             checkpoint = registry.read(source, config)
             facts |= _spec(checkpoint.spec, costs.stored_bytes(checkpoint.weights), checkpoint.warnings)
             said = read_task_settings(read_task_files(path, source, settings), checkpoint.spec)
-            facts |= _tasks(checkpoint.spec, said, tokenizer)
+            facts |= _tasks(checkpoint.spec, said, tokenizer, settings.generation if settings else {})
         except UnsupportedModelError as error:
             facts["unsupported"].append(str(error))
     return facts
@@ -84,7 +84,7 @@ def _describe_packed(path: Path) -> dict:
         "unsupported": [],
         **_spec(model.spec, model.stored, ()),
         **_vocabulary(tokenizer),
-        **_tasks(model.spec, model.settings, tokenizer),
+        **_tasks(model.spec, model.settings, tokenizer, model.generation),
     }
 
 
@@ -216,11 +216,11 @@ def _layer(layer) -> list[str]:
     return parts
 
 
-def _tasks(spec, settings, tokenizer) -> dict:
+def _tasks(spec, settings, tokenizer, generation) -> dict:
     """What the model can do, and what its files say about that."""
     from ..tasks.abilities import abilities
 
-    return {"tasks": list(abilities(spec, settings, tokenizer)), "settings": asdict(settings)}
+    return {"tasks": list(abilities(spec, settings, tokenizer, generation)), "settings": asdict(settings)}
 
 
 def _vectors(settings: dict) -> str:

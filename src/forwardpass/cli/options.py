@@ -206,7 +206,7 @@ COMMANDS: tuple[Command, ...] = (
         "Translate files or texts, sentence by sentence.",
         (
             Option("to", TEXT, "The language to translate to, by code or English name."),
-            Option("from", TEXT, "The language of the text, where the model does not know it by itself."),
+            Option("source", TEXT, "The language of the text, where the model does not know it by itself."),
             *READING,
             *BEAMS,
             JSON,

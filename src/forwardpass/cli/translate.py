@@ -11,7 +11,7 @@ from .reading import given, load
 
 def run(text, model, dtype, threads, to, json, **options) -> int:
     documents = input_documents(text)
-    params = given({"source": options.pop("from"), "target": to, **options})
+    params = given({"target": to, **options})
     with load(model, "translate", "a model that translates", dtype, threads) as loaded:
         for document in documents:
             if json or params.get("num_return_sequences", 1) > 1:
