@@ -58,7 +58,6 @@ def read_gguf(f: GgufFields, n: dict) -> dict:
     """The same for a GGUF file. n: its sizes, as gguf_config reads them. The tensors tell what there is."""
     if f.flag("attention.causal", True):
         f.unsupported("attention.causal", "an encoder that only looks back")
-    f.get("pooling_type")  # for tasks, which read it themselves
     table = f.tensors.get("token_types.weight")
     if table is not None:
         n["token_types"] = int(table.shape[0])

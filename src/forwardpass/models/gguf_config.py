@@ -41,7 +41,6 @@ REFUSED = {  # setting that no family may leave unread: (values that mean "off",
     "logit_scale": ((1,), "scaled logits in this family"),
     "residual_scale": ((1,), "scaled residuals in this family"),
     "embedding_scale": ((1,), "scaled embeddings in this family"),
-    "pooling_type": (_OFF, "a model that embeds instead of generating"),
     "tensor_data_layout": ((*_OFF, "Meta AI original pth"), "this tensor layout"),
 }
 ROPE_TENSORS = r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
