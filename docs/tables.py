@@ -7,12 +7,13 @@ tables show what a family means where a file says nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from forwardpass.errors import ForwardpassError
-from forwardpass.models import registry
+from forwardpass.models import hf_heads, registry
 from forwardpass.models.rotary import TYPES, ntk_base, rotary
 from forwardpass.models.spec import ModelSpec, RotarySpec
 from forwardpass.models.weight_rows import row_order
@@ -20,8 +21,11 @@ from forwardpass.models.weight_rows import row_order
 DOCS = Path(__file__).parent
 LAYERS, HEADS = 12, 16
 WIDTH = 128  # of a head
-SETTINGS = {"falcon": {"alibi": True}, "mpt": {"attn_config": {"alibi": False}}}
-"""model_type -> settings under which it has positions of another kind."""
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+SETTINGS = {"falcon": {"alibi": True}, "mpt": {"attn_config": {"alibi": False}}, "deberta": _DISENTANGLED,
+            "deberta-v2": _DISENTANGLED}
+"""model_type -> settings under which it has positions of another kind; the first is named."""
+TASKS = {"lm": "masks", "labels": "labels of texts", "tags": "labels of tokens"}
 DIM, BASE, TRAINED, FACTOR = 128, 10000.0, 4096, 8.0  # of the examples of scalings
 
 
@@ -57,7 +61,8 @@ def spec_of(name: str, width: int = WIDTH, **settings) -> ModelSpec | None:
     sizes = dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model"), hidden)
     sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS)
     sizes |= dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS)
-    sizes |= {"intermediate_size": 4 * hidden, "vocab_size": 1000, "head_dim": width} | settings
+    sizes |= {"intermediate_size": 4 * hidden, "vocab_size": 1000, "head_dim": width}
+    sizes |= {"d_kv": width, "d_ff": 4 * hidden} | settings
     try:
         return registry.spec_from_config({"model_type": name, "text_config": sizes} | sizes)
     except ForwardpassError:
@@ -71,10 +76,13 @@ def usual(name: str, width: int = WIDTH) -> ModelSpec:
 
 def kind(spec: ModelSpec) -> str:
     """What tells positions apart in this model."""
+    later = f", from row {spec.position_offset} on" * bool(spec.position_offset)
     turned = sum(layer.attention.rotary is not None for layer in spec.layers)
-    parts = ["learned" + f", from row {spec.position_offset} on" * bool(spec.position_offset)] * bool(
-        spec.learned_positions)
-    parts += ["ALiBi"] * bool(spec.layers[0].attention.alibi)
+    parts = ["learned" + later] * bool(spec.learned_positions)
+    first = spec.layers[0].attention
+    parts += ["fixed sines" + later] * bool(spec.sinusoids)
+    parts += ["ALiBi"] * bool(first.alibi) + ["numbers by distance"] * bool(first.relative)
+    parts += ["vectors by distance"] * bool(first.disentangled)
     parts += ["rotary" + f", none in {LAYERS - turned} of {LAYERS} layers" * (turned < LAYERS)] * bool(turned)
     return "; ".join(parts)
 
@@ -139,7 +147,7 @@ def families() -> str:
         cells = [name, kind(spec), base(spec), turned(name), pairs(name, spec), windows(name), scalings(name, spec)]
         lines.append(f"| {' | '.join(cells)} |")
         if name in SETTINGS:
-            (setting, value), = SETTINGS[name].items()
+            setting, value = next(iter(SETTINGS[name].items()))
             text = f"`{setting}: {value}`".replace("'", "").replace("True", "true").replace("False", "false")
             lines.append(f"| {name}, {text} | {kind(spec_of(name, **SETTINGS[name]))} | | | | | |")
     return "\n".join(lines).replace("|  ", "| ") + "\n"
@@ -170,17 +178,28 @@ def numbers() -> str:
     return "\n".join(lines).replace("|  ", "| ") + "\n"
 
 
-def registered() -> str:
-    lines = ["| family | `model_type` | GGUF architecture |", "|---|---|---|"]
+def registered(wanted: str) -> str:
+    """The families of one kind: "decoders", "encoders" or "pairs" of both."""
+    columns = {"decoders": 3, "encoders": 4, "pairs": 2}[wanted]
+    rows = [["family", "`model_type`", "GGUF architecture", "heads"]]
     for module in sorted(set(registry.FAMILIES.values()), key=lambda one: one.__name__):
-        name = module.__name__.rpartition(".")[2]
-        lines.append(f"| {name} | {', '.join(module.ARCHITECTURES)} | {', '.join(module.GGUF)} |")
+        first = next(iter(module.ARCHITECTURES))
+        if wanted == ("encoders" if registry.is_encoder(first) else "pairs" if usual(first).encoder else "decoders"):
+            rows.append([module.__name__.rpartition(".")[2], ", ".join(module.ARCHITECTURES), ", ".join(module.GGUF),
+                         heads(first)])
+    lines = [f"| {' | '.join(row[:columns])} |" for row in rows]
+    lines.insert(1, "|---" * columns + "|")
     return "\n".join(lines).replace("|  ", "| ") + "\n"
+
+
+def heads(name: str) -> str:
+    tasks = {hf_heads.task_of(one, "none") for one in registry.FAMILIES[name].ARCHITECTURES[name]}
+    return ", ".join(said for task, said in TASKS.items() if task in tasks)
 
 
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "position-encodings.md": {"families": families, "row orders": row_orders, "scalings": numbers},
-    DOCS.parent / "README.md": {"families": registered},
+    DOCS.parent / "README.md": {kind: partial(registered, kind) for kind in ("decoders", "encoders", "pairs")},
 }
 
 
