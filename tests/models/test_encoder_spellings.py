@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tiny_encoders
-from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.errors import ForwardpassError, ModelFileError, UnsupportedModelError
 from forwardpass.models import hf_heads, registry
 from forwardpass.models.fields import Fields
 from forwardpass.models.hf_config import read_config
@@ -261,3 +261,34 @@ def test_a_config_that_contradicts_the_tensors(case, changes, said, saved, tools
     arrays, values, _ = saved(case, "labels")
     with pytest.raises(ModelFileError, match=said):
         read(tools, arrays, values | changes)
+
+
+JUNK = [None, True, False, 0, 1, -1, 2, 5, 48, 2**31, 10**5000, 0.0, 0.5, -1e308, float("nan"), float("inf"), "",
+        "gelu", "mean", "c2p", "c2p|p2c", "x" * 1000, [], [1], [None], ["c2p"], ["full_attention"] * 4, ["sliding_attention"],
+        {}, {"0": "a"}, {"1": "a"}, {"0": None}, {"full_attention": {"rope_theta": 7.0}}, {"sliding_attention": [1]},
+        {"rope_type": "yarn"}, {"a": {}}]
+SETTINGS = ("architectures", "id2label", "num_labels", "problem_type", "rope_parameters", "rope_scaling", "layer_types",
+            "norm_rel_ebd", "position_buckets", "max_relative_positions", "share_att_key", "legacy", "sliding_window",
+            "pooler_hidden_act", "classifier_pooling", "classifier_activation", "global_attn_every_n_layers",
+            "global_rope_theta", "position_embedding_type", "is_decoder", "conv_kernel_size", "embedding_size",
+            "num_hidden_groups", "inner_group_num", "relative_attention_num_buckets", "type_vocab_size", "auto_map",
+            "rotary_emb_fraction", "rotary_emb_base", "pad_vocab_size_multiple", "tie_word_embeddings", "hidden_act")
+
+
+@pytest.mark.parametrize("case", ["bert", "roberta", "mpnet", "distilbert", "electra", "albert", "deberta",
+                                  "deberta-v2", "modernbert", "nomic_bert", "published"])
+def test_fuzz_configs(case):
+    """One or two random changes: an error of ours, or a spec that passes its own check."""
+    base = NOMIC if case == "published" else config(case)
+    stem = tiny_encoders.FAMILIES[base["model_type"]][0]
+    keys, rng, passed = sorted({*base, *SETTINGS} - {"model_type"}), np.random.default_rng(3), 0
+    for _ in range(600):
+        ends = list(tiny_encoders.HEADS.values())
+        values = base | {"architectures": [stem + ends[rng.integers(len(ends))]]}
+        for key in rng.choice(keys, size=rng.integers(1, 3), replace=False):
+            values[str(key)] = JUNK[rng.integers(len(JUNK))]
+        try:
+            passed += registry.spec_from_config(values).check() is not None
+        except ForwardpassError as error:
+            assert len(str(error)) < 1000
+    assert 60 < passed < 540  # the fuzz reached both outcomes
