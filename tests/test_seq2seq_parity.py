@@ -13,6 +13,7 @@ import tiny_pairs
 from agreement import relative_error
 from forwardpass.contracts import EncoderText
 from forwardpass.decoding.params import from_user
+from forwardpass.stages.project import label_scores
 
 END = 2
 PADDING = [0, 1, 4, 69, 95]
@@ -204,6 +205,31 @@ def test_kept_answers_belong_to_their_source(case, tmp_path):
     with forwardpass.load(path, dtype="float32") as model:
         assert np.array_equal(logits(model, OTHER, text), two)
         assert answers(model, [OTHER])[0] == second
+
+
+def test_labels(tmp_path):
+    """The decoder reads each text one token behind, beside others and alone; scores of texts of several lengths."""
+    import torch
+    import transformers
+
+    torch.manual_seed(6)
+    config = transformers.BartConfig(**tiny_pairs.SIDES, num_labels=4)
+    reference = transformers.BartForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    reference.save_pretrained(tmp_path)
+    texts = [[*ids, END] for ids in (SOURCE, OTHER, SOURCE[:1], [])]
+    with forwardpass.load(tmp_path, dtype="float32") as model:
+        def scores(hidden):
+            return list(label_scores(model.network, hidden))
+
+        together = model.engine.encode(list(map(EncoderText, texts)), scores, begin=END)
+        for ids, ours in zip(texts, together, strict=True):
+            with torch.no_grad():
+                theirs = reference(torch.tensor([ids])).logits[0].numpy()
+            assert relative_error(ours, theirs) < TOLERANCE
+            assert np.array_equal(ours, model.engine.encode([EncoderText(ids)], scores, begin=END)[0])
 
 
 def test_t5_without_its_bias_would_be_seen(tmp_path):

@@ -98,11 +98,13 @@ class Engine:
         self._admit(request)
         return request
 
-    def encode(self, texts: Sequence[EncoderText], read: Read) -> list[Any]:
+    def encode(self, texts: Sequence[EncoderText], read: Read, begin: int | None = None) -> list[Any]:
         """What `read` makes of the hidden states of each text, in the order of the texts.
 
         read: called after each step with the Hidden of those of the texts that it finished, in any order; returns one
         result a text, which must not be a view of it. An error in it is raised here and harms nobody else.
+        begin: of an encoder-decoder, to have the states of its decoder, which reads the text, too, but this token first
+        and the last one not.
 
         Models that look only back compute long texts in chunks, others each text whole. What comes of a text does not
         depend on the others. Raises ParameterError for a text without tokens or with wrong ones, ContextLengthError for
@@ -111,7 +113,10 @@ class Engine:
         given = [self._text(number, text) for number, text in enumerate(texts)]
         if not given:
             return []
-        reading = (WholeTexts if self.encoder else CausalTexts)(given, read)
+        if begin is not None:
+            reading = self._behind(given, read, begin)
+        else:
+            reading = (WholeTexts if self.encoder else CausalTexts)(given, read)
         self._admit(reading)
         self.run([reading])
         return reading.results
@@ -192,6 +197,14 @@ class Engine:
                 raise ParameterError("the model is closed; load it again to use it")
             self._jobs[id(job)] = job
             job.start(self.scheduler)
+
+    def _behind(self, given: list[tuple[np.ndarray, np.ndarray | None]], read: Read, begin: int) -> CausalTexts:
+        """The decoder's reading of texts that are its sources at the same time."""
+        sources = [Text(ids) for ids, _ in given]
+        for number, source in enumerate(sources):
+            self._check_room(len(source), f"text {number}", "shorten the text", source)
+        shifted = [(np.concatenate([[begin], ids[:-1]]).astype(np.int32), None) for ids, _ in given]
+        return CausalTexts(shifted, read, sources)
 
     def _source(self, ids: Sequence[int] | None) -> Text | None:
         if (ids is None) != (self.network.encoder is None):

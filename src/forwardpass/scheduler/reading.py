@@ -103,7 +103,15 @@ class WholeTexts(Reading):
 
 
 class CausalTexts(Reading):
-    """For a model that sees only what came before: as sequences, in chunks where they are long."""
+    """For a model that sees only what came before: as sequences, in chunks where they are long.
+
+    sources: of an encoder-decoder, what each text belongs to.
+    """
+
+    def __init__(self, texts: list[tuple[np.ndarray, np.ndarray | None]], read: Read,
+                 sources: Sequence[Text] | None = None):
+        super().__init__(texts, read)
+        self._sources = sources
 
     def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -134,7 +142,8 @@ class CausalTexts(Reading):
         queued = sum(sequence.behind for sequence in self.sequences)
         while self._line and queued < STEP_TOKENS:
             index = self._line.popleft()
-            sequence = Computed(self._texts[index][0].tolist(), owner=self, index=index, rows=True)
+            source = self._sources[index] if self._sources else None
+            sequence = Computed(self._texts[index][0].tolist(), owner=self, index=index, rows=True, source=source)
             self.sequences.append(sequence)
             self.scheduler.add(sequence)
             queued += sequence.behind
