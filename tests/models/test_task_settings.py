@@ -109,6 +109,15 @@ def test_gguf_says_how_to_pool():
     assert gguf_task_files({"general.architecture": "qwen3", "qwen3.pooling_type": [1]}) == {}
 
 
+def test_gguf_names_labels():
+    files = gguf_task_files({"general.architecture": "bert", "bert.pooling_type": 4,
+                             "bert.classifier.output_labels": ["no", "yes"]})
+    assert read_task_settings(files, spec(2)).labels == ("no", "yes")
+    with pytest.raises(ModelFileError, match="id2label"):
+        read_task_settings(files, spec(3))
+    assert gguf_task_files({"general.architecture": "bert", "bert.classifier.output_labels": 3}) == {}
+
+
 @pytest.mark.parametrize("inner", ["", "0_Transformer"])
 def test_where_the_transformer_is(tmp_path, inner):
     files = full(**{"modules.json": [{**TRANSFORMER, "path": inner}, POOLING]})

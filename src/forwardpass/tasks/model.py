@@ -31,7 +31,7 @@ from forwardpass.tasks.complete import completion_ids, natural_ends
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.reading import Reading
 from forwardpass.tasks.stream import Stream
-from forwardpass.tasks.texts import label_scores
+from forwardpass.tasks.texts import label_scores, reader, text_scores
 from forwardpass.weights.fill_in_middle import fill_in_middle
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -185,25 +185,31 @@ class Model(Reading, Answering):
                              stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *middle.ends))))
         return self._answer(ids, chosen, params, started, stream)
 
-    def logits(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> np.ndarray:
+    def logits(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None, *,
+               source_ids: Sequence[int] | None = None) -> np.ndarray:
         """float32 [tokens, vocab]: row i is what the model says after tokens 0..i, a masked language model what it says
         of token i. Of a head with labels float32 [1, labels], or [tokens, labels] if tokens have them; raw scores.
         No tokens are added. token_types: the segment of each token, for models that tell them apart.
+        source_ids: what the encoder of an encoder-decoder reads; token_ids are then those of the answer.
         """
         require(self, "logits")
         head = self.spec.head.task
+        if head == "labels" and self.spec.encoder:
+            return text_scores(self, [EncoderText(check_ids(token_ids, self.spec.vocab_size))])[0][None]
         if head != "lm":
             return self._read(token_ids, token_types, lambda hidden: label_scores(self, hidden))
         if token_types is not None:
             return self._read(token_ids, token_types, lambda hidden: project(
                 self.network, hidden, np.arange(len(hidden.values), dtype=np.int32)).values)
-        return self._rows(token_ids, self.spec.vocab_size, logits=True)
+        return self._rows(token_ids, self.spec.vocab_size, logits=True, source_ids=source_ids)
 
-    def hidden_states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> np.ndarray:
-        """float32 [tokens, hidden_size] after the final norm. No tokens are added. token_types: as in `logits`."""
-        if token_types is not None:
+    def hidden_states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None, *,
+                      source_ids: Sequence[int] | None = None) -> np.ndarray:
+        """float32 [tokens, hidden_size] after the final norm. No tokens are added. The arguments are those of `logits`;
+        an encoder-decoder without source_ids gives the states of its encoder."""
+        if token_types is not None or (self.spec.encoder and source_ids is None):
             return self._read(token_ids, token_types, lambda hidden: hidden.values.copy())
-        return self._rows(token_ids, self.spec.hidden_size, logits=False)
+        return self._rows(token_ids, self.spec.hidden_size, logits=False, source_ids=source_ids)
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely the model finds a text. The first token has nothing before it and is not scored."""
@@ -357,11 +363,11 @@ class Model(Reading, Answering):
     def _read(self, token_ids: Sequence[int], types: Sequence[int] | None, each: Callable[[Hidden], np.ndarray]
               ) -> np.ndarray:
         """What `each` makes of one whole text's hidden states."""
-        ids = check_ids(token_ids, self.spec.vocab_size)
-        self._check_length(ids, 0)
+        ids = check_ids(token_ids, reader(self.spec).vocab_size)
         return self.engine.encode([EncoderText(ids, types)], lambda hidden: [each(hidden)])[0]
 
-    def _rows(self, token_ids: Sequence[int], width: int, *, logits: bool) -> np.ndarray:
+    def _rows(self, token_ids: Sequence[int], width: int, *, logits: bool, source_ids: Sequence[int] | None
+              ) -> np.ndarray:
         ids = check_ids(token_ids, self.spec.vocab_size)
         self._check_length(ids, 0)
         out = np.empty((len(ids), width), np.float32)
@@ -369,7 +375,7 @@ class Model(Reading, Answering):
         def store(first: int, rows: np.ndarray) -> None:
             out[first : first + len(rows)] = rows
 
-        self.engine.forward(ids, store, logits=logits)
+        self.engine.forward(ids, store, logits=logits, source_ids=source_ids)
         return out
 
 

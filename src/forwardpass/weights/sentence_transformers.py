@@ -58,10 +58,16 @@ def task_files(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gguf_task_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a GGUF file, which says no more than how to pool (llama.cpp's pooling types 1 to 3)."""
-    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    name = _GGUF_POOLINGS.get(number) if isinstance(number, int) else None
-    return {} if name is None else {"1_Pooling/config.json": {"pooling_mode": name}}
+    """The same of a GGUF file, which says no more than how to pool (llama.cpp's pooling types 1 to 3) and what its
+    labels are called."""
+    family, found = metadata.get("general.architecture"), {}
+    number = metadata.get(f"{family}.pooling_type")
+    if isinstance(number, int) and number in _GGUF_POOLINGS:
+        found["1_Pooling/config.json"] = {"pooling_mode": _GGUF_POOLINGS[number]}
+    names = metadata.get(f"{family}.classifier.output_labels")
+    if isinstance(names, list) and names:
+        found["config.json"] = {"id2label": {str(i): name for i, name in enumerate(names)}}
+    return found
 
 
 def transformer_folder(directory: Path) -> Path:
