@@ -65,6 +65,22 @@ def test_complete_code():
     assert "def word_counts(path):" in continued
 
 
+@pytest.mark.models
+def test_nearest_sentences():
+    out = run("nearest_sentences.py")
+    assert "vectors: float32 [6, 384]" in out and "If you lost access to your account" in out.splitlines()[2]
+    assert "the same bits one by one: True" in out and "the same sentence is nearest: True" in out
+    assert "bytes of a vector: 1536 and 48" in out
+
+
+@pytest.mark.models
+def test_mend_grammar():
+    out = run("mend_grammar.py")
+    for sentence in ("She has gone home early .", "There are many people in the room ."):
+        assert sentence in out
+    assert "I have two brothers" in out and "they are older than me ." in out
+
+
 def test_every_example_is_run_here():
     source = Path(__file__).read_text("utf-8")
     assert all(f'run("{path.name}"' in source for path in EXAMPLES.glob("*.py"))

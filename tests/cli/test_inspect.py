@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tiny_models
+import tiny_readers
 from forwardpass.cli import main
 
 HIDDEN, HEADS, INNER, VOCAB, CONTEXT = 32, 4, 64, 64, 128
@@ -147,3 +148,35 @@ def test_corrupt_files(tmp_path, content, capsys):
 def test_a_folder_without_a_config(tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 1
     assert "config.json" in capsys.readouterr().err
+
+
+def test_what_a_model_can_do(tmp_path, capsys):
+    """A tiny tagger in the folder of a sentence-transformers directory, and the same packed."""
+    made = tiny_readers.make("tags", 2)
+    inner = tmp_path / "model" / "0_BERT"
+    inner.mkdir(parents=True)
+    tiny_readers.save(made, inner, id2label={"0": "O", "1": "\x1b[31mLOC"})
+    modules = [{"path": "0_BERT", "type": "sentence_transformers.models.Transformer"},
+               {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+               {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text('{"pooling_mode": ["cls", "mean"]}')
+    assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "m.fpk"), "--tokens", "0"]) == 0
+    for path in (tmp_path / "model", tmp_path / "m.fpk"):
+        capsys.readouterr()
+        assert main(["inspect", str(path), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["tasks"] == ["embed", "token_classify", "logits", "hidden_states"]
+        assert facts["settings"]["labels"] == ["O", "\x1b[31mLOC"] and facts["settings"]["pooling"] == ["cls", "mean"]
+        assert main(["inspect", str(path)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "can embed, token_classify, logits, hidden_states" in shown and "KV cache" not in shown
+        assert r"head 2 labels of tokens: O, \x1b[31mLOC" in shown
+        assert "vectors cls and mean pooling, normalised" in shown and "sees the whole text" in shown
+
+
+def test_what_a_decoder_can_do(tmp_path, capsys):
+    assert main(["inspect", write_gguf(tmp_path / "m.gguf")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "can generate, stream, chat, complete, score, explain, embed, logits, hidden_states" in shown

@@ -1,5 +1,6 @@
 """`forwardpass models` and `forwardpass pull`. How fetching itself fails is in tests/test_catalog.py."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -46,6 +47,14 @@ def test_models(entry, file, capsys):
     assert json.loads(capsys.readouterr().out)[0]["path"] == str(entry.path())
     main(["models"])
     assert capsys.readouterr().out.endswith(f", {entry.path()}\n")
+
+
+def test_models_tell_what_they_are_for(monkeypatch, entry, capsys):
+    monkeypatch.setattr(catalog, "ENTRIES", (dataclasses.replace(entry, tasks=("embed", "classify")),))
+    assert main(["models"]) == 0
+    assert "    for embed and classify, 5 B, MIT" in capsys.readouterr().out
+    assert main(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["tasks"] == ["embed", "classify"]
 
 
 def test_pull_prints_where_the_model_lies(entry, file, capsys):
