@@ -61,6 +61,10 @@ def test_copies_go_to_a_block_of_their_own():
     copy = pool.copy(block)
     assert copy != block and memory.calls == [("copy", block, copy)]
     assert pool.copy(block) is None
+    pool.give_back(copy)
+    assert pool.copy(block) == copy and memory.calls == [("copy", block, copy)] * 2  # nothing to clear before
+    pool.give_back(copy)
+    assert pool.take() == copy and memory.calls[2:] == [("clear", copy)]
 
 
 @pytest.mark.parametrize("wrong", ["give_back", "share"])

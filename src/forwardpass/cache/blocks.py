@@ -68,8 +68,8 @@ class BlockPool:
         """How many hold this block; 0 = it is free."""
         return self._holders[block] if block < len(self._holders) else 0
 
-    def take(self) -> int | None:
-        """A zeroed block held once, or None if all are taken."""
+    def take(self, cleared: bool = True) -> int | None:
+        """A zeroed block held once, or None if all are taken. cleared: False for one that is overwritten as a whole."""
         if not self.free:
             return None
         block = self._used.pop() if self._used else self._with_new_memory()
@@ -77,7 +77,8 @@ class BlockPool:
             self._holders.append(1)
         else:
             # Rows that nobody may see are multiplied by zero, so what is left there must at least be a number.
-            self._memory.clear(block)
+            if cleared:
+                self._memory.clear(block)
             self._holders[block] = 1
         self.budget.held += self.block_bytes
         return block
@@ -99,7 +100,7 @@ class BlockPool:
 
     def copy(self, block: int) -> int | None:
         """A new block with the same contents, or None if all are taken."""
-        new = self.take()
+        new = self.take(cleared=False)
         if new is not None:
             self._memory.copy(block, new)
         return new
