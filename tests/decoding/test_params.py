@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from forwardpass.decoding.params import SamplingParams, decoder_prompt, from_user
+from forwardpass.decoding.params import SamplingParams, TokenFacts, decoder_prompt, from_user
 from forwardpass.errors import ModelFileError, ParameterError, UnsupportedModelError
 
 NAN, INF = math.nan, math.inf
@@ -56,6 +56,7 @@ BAD = {
     "encoder_repetition_penalty": ([0, -1, 101, NAN, INF, "1"], "[0.01, 100]"),
     "encoder_no_repeat_ngram_size": ([-1, 2.0, "3"], "[0, 2147483647]"),
     "prefix_allowed_tokens_fn": ([5, "fn", [print]], "a callable"),
+    "decoder_start_token_id": ([-1, 1.5, "7", [1]], "a token id"),
     "decoder_input_ids": ([-1, [1.5], "7", [[1]]], "an integer in [0, vocabulary size)"),
     "num_beams": ([0, -1, 129, 4.0, "4", True], "[1, 128]"),
     "length_penalty": ([NAN, INF, 11, -11, "1", True], "[-10, 10]"),
@@ -135,6 +136,7 @@ def test_bias_amounts(name, amount):
         {"forced_eos_token_id": [3, 64]},
         {"begin_suppress_tokens": [64]},
         {"decoder_input_ids": [64]},
+        {"decoder_start_token_id": 64},
     ],
 )
 def test_ids_outside_the_vocabulary(overrides):
@@ -258,6 +260,7 @@ def test_max_length_of_generation_config_counts_what_the_answer_begins_with():
     assert tokens({"max_length": 20}, decoder_input_ids=[2, 8, 9]) == 17
     assert tokens({"max_length": 20}, decoder_input_ids=[8, 9]) == 17
     assert tokens({"max_length": 3}, decoder_input_ids=[8, 9, 10]) == 1
+    assert tokens({"max_length": 20}, decoder_start_token_id=8, decoder_input_ids=[8, 9]) == 18
     assert tokens({"max_length": 20, "max_new_tokens": 11}) == 11
     assert tokens({"max_length": 20}, max_new_tokens=30) == 30
     assert tokens({"max_length": 600}, min_new_tokens=300) == 599
@@ -267,8 +270,12 @@ def test_max_length_of_generation_config_counts_what_the_answer_begins_with():
 def test_what_an_answer_begins_with():
     assert decoder_prompt(2) == [2]
     assert decoder_prompt(2, (8, 9)) == [2, 8, 9] == decoder_prompt(2, (2, 8, 9))
-    with pytest.raises(ParameterError, match="decoder_input_ids is for models with an encoder"):
-        ours(decoder_input_ids=[1])
+    facts = TokenFacts(64, start_id=2)
+    assert SamplingParams().begins(facts) == [2] and SamplingParams(decoder_start_token_id=0).begins(facts) == [0]
+    assert SamplingParams(decoder_start_token_id=5, decoder_input_ids=[5, 9]).begins(facts) == [5, 9]
+    for name, value in (("decoder_input_ids", [1]), ("decoder_start_token_id", 0)):
+        with pytest.raises(ParameterError, match=f"{name} is for models with an encoder"):
+            ours(**{name: value})
 
 
 def test_bad_words_of_one_token_are_banned_by_id_with_and_without_a_space():

@@ -72,6 +72,7 @@ class SamplingParams:
                           likelier
     encoder_no_repeat_ngram_size  >= 0: no run of this many tokens of the source, or prompt, is generated; 0 = off
     prefix_allowed_tokens_fn      callable (index of the prompt, token ids so far) -> the token ids possible next
+    decoder_start_token_id  the token that an encoder-decoder's answer begins with, instead of the model's own
     decoder_input_ids     what an encoder-decoder's answer begins with, its start token included or not
 
     Beam search (decoding/beams.py):
@@ -118,6 +119,7 @@ class SamplingParams:
     encoder_repetition_penalty: float = 1.0
     encoder_no_repeat_ngram_size: int = 0
     prefix_allowed_tokens_fn: Callable | None = None
+    decoder_start_token_id: int | None = None
     decoder_input_ids: tuple[int, ...] = ()
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -158,6 +160,11 @@ class SamplingParams:
         if groups > 1 and not self.greedy:
             raise ParameterError(f"num_beam_groups must be 1 when sampling; got {groups}. "
                                  "Set do_sample=False.")
+
+    def begins(self, facts: TokenFacts) -> list[int]:
+        """What an encoder-decoder's answer to this request begins with."""
+        start = facts.start_id if self.decoder_start_token_id is None else self.decoder_start_token_id
+        return decoder_prompt(start, self.decoder_input_ids)
 
     def end_ids(self, facts: TokenFacts) -> frozenset[int]:
         """The tokens that end an answer to this request."""
@@ -208,6 +215,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "encoder_repetition_penalty": check.number(0.01, 100, note="1 = no penalty"),
     "encoder_no_repeat_ngram_size": check.integer(0, note="0 = off"),
     "prefix_allowed_tokens_fn": check.function,
+    "decoder_start_token_id": check.token_id,
     "decoder_input_ids": check.token_ids,
     "num_beams": check.integer(1, 128, note="1 = no beam search"),
     "length_penalty": check.number(-10, 10, note="0 = scores are sums"),
@@ -270,15 +278,17 @@ def from_user(
     longest = (defaults or {}).get("max_length")
     if decoder_start is not None and longest is not None:
         begins = check.token_ids("decoder_input_ids", given.get("decoder_input_ids", ()))
-        configured.setdefault("max_new_tokens", max(1, longest - len(decoder_prompt(decoder_start, begins))))
+        start = given.get("decoder_start_token_id", decoder_start)
+        configured.setdefault("max_new_tokens", max(1, longest - len(decoder_prompt(start, begins))))
     shortest, longest = configured.get("min_new_tokens"), given.get("max_new_tokens")
     if shortest and isinstance(longest, int) and 0 < longest < shortest:
         configured["min_new_tokens"] = longest  # the caller's limit wins over the model's default
     params = SamplingParams(**{**configured, **given})
     _check_ids(params, vocab_size)
-    if params.decoder_input_ids and decoder_start is None:
-        raise ParameterError("decoder_input_ids is for models with an encoder; this one has none: put the beginning "
-                             "of the answer at the end of the prompt.")
+    for name in ("decoder_start_token_id", "decoder_input_ids"):
+        if getattr(params, name) not in (None, ()) and decoder_start is None:
+            raise ParameterError(f"{name} is for models with an encoder; this one has none: put the beginning of the "
+                                 "answer at the end of the prompt.")
     if params.bad_words:
         if encode is None:
             raise ParameterError("bad_words needs the model's tokenizer; this model has none: use bad_words_ids.")
@@ -341,6 +351,7 @@ def _check_ids(params: SamplingParams, vocab_size: int) -> None:
         "forced_bos_token_id": () if params.forced_bos_token_id is None else (params.forced_bos_token_id,),
         "forced_eos_token_id": params.forced_eos_token_id,
         "begin_suppress_tokens": params.begin_suppress_tokens,
+        "decoder_start_token_id": () if params.decoder_start_token_id is None else (params.decoder_start_token_id,),
         "decoder_input_ids": params.decoder_input_ids,
     }
     for name, ids in named.items():

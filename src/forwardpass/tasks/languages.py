@@ -40,8 +40,8 @@ class Direction:
         if self.languages is None:
             return {}
         start, first = self.languages.start_id(self.target), self.languages.first_id(self.target)
-        return ({"decoder_input_ids": [start]} if start is not None else {}) | (
-            {"forced_bos_token_id": first} if first is not None else {})
+        found = {"decoder_start_token_id": start, "forced_bos_token_id": first}
+        return {name: token for name, token in found.items() if token is not None}
 
 
 def pairs(generation: Mapping[str, Any]) -> dict[tuple[str, str], str]:

@@ -317,14 +317,13 @@ class Model(Reading, Answering):
         """A queued request. ids: the prompt, or what the encoder reads;  number: which prompt of the caller's it is."""
         if not self.spec.encoder:
             return self.engine.add(ids, params, started, prompt_index=number)
-        begins = decoding_params.decoder_prompt(self.facts.start_id, params.decoder_input_ids)
-        return self.engine.add(begins, params, started, source_ids=ids, prompt_index=number)
+        return self.engine.add(params.begins(self.facts), params, started, source_ids=ids, prompt_index=number)
 
     def _fitted(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
         """The parameters with as many new tokens as the context has room for, unless the caller wants a number."""
         if self.spec.encoder:
             self._check_source(ids)
-            ids = decoding_params.decoder_prompt(self.facts.start_id, chosen.decoder_input_ids)
+            ids = chosen.begins(self.facts)
         if given.get("max_new_tokens") is None:
             room = max(1, self.spec.max_position_embeddings - len(ids))
             if room < chosen.max_new_tokens:
