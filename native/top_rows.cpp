@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 
 #include "kernels.h"
 #include "pool.h"
@@ -14,28 +15,18 @@ namespace {
 
 constexpr int64_t kStretch = 256;
 
-// The greatest value of each stretch of a row; a stretch lies on one side of `split`.
+// The greatest value of each stretch of a row.
 struct Stretches {
-  std::vector<int64_t> begin;  // and the end of the last
   std::vector<float> most;
-  int64_t first = 0;  // how many lie before the split
-  float greatest = -INFINITY;
+  float greatest;
 
-  void find(const float* row, int64_t split, int64_t width) {
-    begin.clear();
+  void find(const float* row, int64_t width) {
     most.clear();
     greatest = -INFINITY;
-    auto cut = [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; i += kStretch) {
-        begin.push_back(i);
-        most.push_back(fp::greatest(row + i, std::min(kStretch, to - i)));
-        greatest = std::max(greatest, most.back());
-      }
-    };
-    cut(0, split);
-    first = int64_t(most.size());
-    cut(split, width);
-    begin.push_back(width);
+    for (int64_t i = 0; i < width; i += kStretch) {
+      most.push_back(fp::greatest(row + i, std::min(kStretch, width - i)));
+      greatest = std::max(greatest, most.back());
+    }
   }
 };
 
@@ -51,13 +42,14 @@ float sum_in_lanes(const float* x, int64_t n) {
 }
 
 // log(sum of e^(x - greatest)): each stretch by its own greatest value while it is in the nearest cache.
-float log_sum(const Kernels& kernels, const float* row, const Stretches& s, std::vector<float>& scratch) {
+float log_sum(const Kernels& kernels, const float* row, int64_t width, const Stretches& s,
+              std::vector<float>& scratch) {
   const size_t count = s.most.size();
   scratch.resize(2 * count);
   float powers[kStretch];
   for (size_t j = 0; j < count; ++j) {
-    const int64_t n = s.begin[j + 1] - s.begin[j];
-    kernels.exp_shifted(row + s.begin[j], std::isinf(s.most[j]) && s.most[j] < 0 ? 0.0f : s.most[j], powers, n);
+    const int64_t begin = int64_t(j) * kStretch, n = std::min(kStretch, width - begin);
+    kernels.exp_shifted(row + begin, s.most[j] == -INFINITY ? 0.0f : s.most[j], powers, n);
     scratch[j] = sum_in_lanes(powers, n);
   }
   kernels.exp_shifted(s.most.data(), s.greatest, scratch.data() + count, int64_t(count));
@@ -82,20 +74,23 @@ void keep_best(std::vector<Candidate>& found, int64_t k) {
   }
 }
 
-// The k greatest values of the first stretches, without those that are -infinity, in no order.
-void best_of_row(const float* row, const Stretches& s, int64_t k, std::vector<float>& order,
+// The k greatest of the first `vocabulary` values, without those that are -infinity, in no order. May lower s.most of
+// the stretch that `vocabulary` cuts.
+void best_of_row(const float* row, int64_t vocabulary, Stretches& s, int64_t k, std::vector<float>& order,
                  std::vector<Candidate>& found) {
+  const int64_t count = (vocabulary + kStretch - 1) / kStretch, last = (count - 1) * kStretch;
+  s.most[size_t(count - 1)] = greatest(row + last, vocabulary - last);
   // The k-th greatest of the stretches' greatest bounds the k-th greatest value from below.
   float bound = -INFINITY;
-  if (s.first >= k) {
-    order.assign(s.most.begin(), s.most.begin() + s.first);
+  if (count >= k) {
+    order.assign(s.most.begin(), s.most.begin() + count);
     std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<float>());
     bound = order[size_t(k - 1)];
   }
   found.clear();
-  for (int64_t j = 0; j < s.first; ++j) {
+  for (int64_t j = 0; j < count; ++j) {
     if (s.most[size_t(j)] < bound) continue;
-    for (int64_t i = s.begin[size_t(j)]; i < s.begin[size_t(j + 1)]; ++i)
+    for (int64_t i = j * kStretch; i < std::min(vocabulary, (j + 1) * kStretch); ++i)
       if (row[i] >= bound && row[i] > -INFINITY) found.push_back({row[i], 0, int32_t(i)});
   }
   keep_best(found, k);
@@ -122,8 +117,8 @@ void log_softmax(Pool* pool, const Kernels& kernels, const RowsOf& in, float* ou
     thread_local Stretches stretches;
     thread_local std::vector<float> scratch;
     const float* row = in.row(i);
-    stretches.find(row, in.width, in.width);
-    const float most = stretches.greatest, log = log_sum(kernels, row, stretches, scratch);
+    stretches.find(row, in.width);
+    const float most = stretches.greatest, log = log_sum(kernels, row, in.width, stretches, scratch);
     float* target = out + i * in.width;
     for (int64_t j = 0; j < in.width; ++j) target[j] = (row[j] - most) - log;
     log_sums[i] = log;
@@ -141,15 +136,15 @@ Continuations best_continuations(Pool* pool, const Kernels& kernels, const RowsO
     thread_local Stretches stretches;
     thread_local std::vector<float> scratch;
     const float* row = in.row(i);
-    stretches.find(row, vocabulary, in.width);
+    stretches.find(row, in.width);
     std::vector<Candidate>& found = of_rows[size_t(i)];
     const float most = stretches.greatest;
     float log = 0;
     if (normalise) {
-      log = out.log_sums[size_t(i)] = log_sum(kernels, row, stretches, scratch);
+      log = out.log_sums[size_t(i)] = log_sum(kernels, row, in.width, stretches, scratch);
       if (std::isnan(log)) return;
     }
-    best_of_row(row, stretches, std::min(k, vocabulary), scratch, found);
+    best_of_row(row, vocabulary, stretches, std::min(k, vocabulary), scratch, found);
     for (Candidate& one : found) one.score = (normalise ? (one.score - most) - log : one.score) + before[i];
   });
   out.scores.assign(size_t(segments * k), -INFINITY);

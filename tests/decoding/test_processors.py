@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from forwardpass.decoding import processors as p
+from forwardpass.decoding.history import History
 from forwardpass.decoding.params import SamplingParams, TokenFacts
 
 VOCAB = 24
@@ -212,6 +213,118 @@ def test_huge_temperatures_make_no_nan(temperature):
     np.testing.assert_allclose(result, [0, -INF, 0], atol=1e-3)
 
 
+# ---- forced and constrained tokens, and what the encoder read
+
+
+def test_forced_first_token_follows_a_single_one_only():
+    row = row_of(4, 3, 2, 1)
+    forced = [-INF, -INF, 0, -INF]
+    params = {"forced_bos_token_id": 2}
+    np.testing.assert_array_equal(adjusted(params, [3], [], row), forced)
+    np.testing.assert_array_equal(adjusted(params, [3], [2], row), row)
+    np.testing.assert_array_equal(adjusted(params, [3, 1], [], row), row)
+    # Bans that come before give way, suppress_tokens comes after.
+    np.testing.assert_array_equal(adjusted({**params, "bad_words_ids": [[2]]}, [3], [], row), forced)
+    assert (adjusted({**params, "suppress_tokens": [2]}, [3], [], row) == -INF).all()
+    np.testing.assert_array_equal(
+        adjusted({**params, "mask_special_tokens": True}, [3], [], row, special_ids=frozenset({2})), forced
+    )
+
+
+def test_forced_last_tokens():
+    row = row_of(4, 3, 2, 1)
+    params = {"forced_eos_token_id": [1, 3], "max_new_tokens": 3}
+    np.testing.assert_array_equal(adjusted(params, [3], [0], row), row)
+    np.testing.assert_array_equal(adjusted(params, [3], [0, 2], row), [-INF, 0, -INF, 0])
+
+
+def test_begin_suppress_tokens_wait_for_a_forced_one():
+    row = row_of(4, 3, 2, 1)
+
+    def banned(prompt, answer, **more):
+        return impossible(adjusted({"begin_suppress_tokens": [0, 1], **more}, prompt, answer, row))
+
+    assert banned([3], []) == [0, 1] and banned([3], [3]) == []
+    assert banned([3, 3], []) == [0, 1]
+    assert banned([3], [], forced_bos_token_id=3) == [0, 1, 2]  # forced: nothing else is possible anyway
+    assert banned([3], [3], forced_bos_token_id=3) == [0, 1]
+    assert banned([3, 3], [], forced_bos_token_id=3) == [0, 1]
+
+
+def test_min_length_counts_the_prompt():
+    row = row_of(4, 3, 2, 1)
+
+    def banned(prompt, answer, **more):
+        return impossible(adjusted({"min_length": 4, **more}, prompt, answer, row, end_ids=(0, 2)))
+
+    assert banned([1], []) == banned([1, 1], [1]) == [0, 2]
+    assert banned([1, 1], [1, 1]) == banned([1] * 9, []) == []
+    assert banned([1] * 9, [], min_new_tokens=1) == [0, 2]
+
+
+def with_source(params, source, prompt, answer, row):
+    chain = p.build(SamplingParams(**params), TokenFacts(row.size), prompt, source_ids=source)
+    for token_id in answer:
+        chain.history.append(token_id)
+    return chain.adjust(row).copy()
+
+
+def test_encoder_penalties_are_of_the_source():
+    row = row_of(4, 3, -2, -1)
+    # Likelier: 1 / 2 divides what is positive and multiplies what is negative, once.
+    params = {"encoder_repetition_penalty": 2.0}
+    np.testing.assert_array_equal(with_source(params, [0, 0, 2], [3], [1], row), [8, 3, -1, -1])
+    np.testing.assert_array_equal(with_source(params, None, [0, 2], [1], row), [8, 3, -1, -1])  # the prompt instead
+    params = {"encoder_no_repeat_ngram_size": 2}
+    assert impossible(with_source(params, [0, 1, 0, 2], [3], [0], row)) == [1, 2]
+    assert impossible(with_source(params, [0, 1, 0, 2], [0], [3], row)) == []
+    assert impossible(with_source(params, [0, 1, 0, 2], [], [], row)) == []
+    assert impossible(with_source({"encoder_no_repeat_ngram_size": 1}, [0, 3], [1], [1], row)) == [0, 3]
+
+
+def test_a_constraint_sees_the_prompts_index_and_the_text():
+    row = row_of(4, 3, 2, 1)
+    seen = []
+
+    def allowed(index, token_ids):
+        seen.append((index, token_ids))
+        return np.array([1, 3])
+
+    chain = p.build(SamplingParams(prefix_allowed_tokens_fn=allowed), TokenFacts(4), [2, 0], prompt_index=5)
+    chain.history.append(3)
+    np.testing.assert_array_equal(chain.adjust(row), [-INF, 3, -INF, 1])
+    assert seen == [(5, [2, 0, 3])]
+    assert chain.edits_logits
+
+
+def test_a_history_that_forks_goes_two_ways():
+    first = History([1, 2, 1, 2], ngram_size=2)
+    first.append(3)
+    other = first.fork()
+    first.append(1)
+    other.append(2)
+    assert (first.token_ids, other.token_ids) == ([1, 2, 1, 2, 3, 1], [1, 2, 1, 2, 3, 2])
+    assert first.repeated_ngram_ends(9).tolist() == [2] and other.repeated_ngram_ends(9).tolist() == [1, 3]
+    assert sorted(first.seen(9)) == sorted(other.seen(9)) == [1, 2, 3]
+    assert [dict(zip(*map(list, one.counts()), strict=True)) for one in (first, other)] == [{3: 1, 1: 1}, {3: 1, 2: 1}]
+    other.append(8)
+    assert sorted(first.seen(9)) == [1, 2, 3] and sorted(other.seen(9)) == [1, 2, 3, 8]
+    assert first.generated == 2 and other.generated == 3
+
+
+# ---- of beams, at least so many tokens stay
+
+
+def test_filters_leave_enough_tokens_for_beams():
+    row = np.log(row_of(0.05, 0.9, 0.03, 0.02))
+    assert np.flatnonzero(p.keep_top_k(row, 1, 3)).tolist() == [0, 1, 2]
+    assert np.flatnonzero(p.keep_top_p(row, 0.5, 2)).tolist() == [0, 1]
+    assert np.flatnonzero(p.keep_top_p(row, 0.96, 2)).tolist() == [0, 1, 2]
+    assert np.flatnonzero(p.keep_min_p(row, 0.9, 2)).tolist() == [0, 1]
+    chain = p.build(SamplingParams(do_sample=True, num_beams=2, top_k=1), TokenFacts(4, end_ids=(0, 1)), [])
+    assert chain.candidates(row)[0].tolist() == [0, 1, 2]  # two end tokens and one more
+
+
 # ---- transformers' classes
 
 
@@ -311,6 +424,43 @@ def test_typical_p_equals_hf(seed, mass, banned):
         prob = np.exp(log_p)
         order = np.argsort(np.abs(-log_p + np.nansum(prob * log_p)), kind="stable")
         assert np.abs(np.cumsum(prob[order]) - mass).min() < 1e-5
+
+
+@same_examples
+@given(seeds, st.integers(1, 6), st.integers(0, 8), st.floats(0.05, 0.95))
+def test_filters_of_beams_equal_hf(seed, least, banned, amount):
+    row = random_row(seed, banned)
+    for keep, warper in [
+        (lambda: p.keep_top_k(row, 2, least), hf.TopKLogitsWarper(2, min_tokens_to_keep=least)),
+        (lambda: p.keep_top_p(row, amount, least), hf.TopPLogitsWarper(amount, min_tokens_to_keep=least)),
+        (lambda: p.keep_min_p(row, amount, least), hf.MinPLogitsWarper(amount, min_tokens_to_keep=least)),
+        (lambda: p.keep_typical(row, amount, least), hf.TypicalLogitsWarper(amount, min_tokens_to_keep=least)),
+    ]:
+        expected = theirs(warper, [0], row)
+        found = np.where(keep(), row, -INF)
+        # A sum at the border may round to the other side, on both of theirs and ours: one token more or less.
+        assert np.count_nonzero(found != expected) <= 1
+        assert np.count_nonzero(found > -INF) >= min(least, VOCAB - banned)
+
+
+@same_examples
+@given(
+    seeds,
+    st.lists(st.integers(0, 4), min_size=1, max_size=20),
+    st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.floats(0.3, 3),
+)
+def test_encoder_processors_equal_hf(seed, source, text, size, penalty):
+    assume(penalty != 1.0)
+    row = random_row(seed)
+    expected = theirs(hf.EncoderNoRepeatNGramLogitsProcessor(size, torch.tensor([source])), text, row)
+    split = len(text) // 2
+    found = with_source({"encoder_no_repeat_ngram_size": size}, source, text[:split], text[split:], row)
+    np.testing.assert_array_equal(found, expected)
+    expected = theirs(hf.EncoderRepetitionPenaltyLogitsProcessor(penalty, torch.tensor([source])), text, row)
+    found = with_source({"encoder_repetition_penalty": penalty}, source, text, [], row)
+    np.testing.assert_array_equal(found, expected)
 
 
 @same_examples

@@ -203,3 +203,43 @@ def test_draw_inverts_the_cumulative_sum_of_a_large_vocabulary():
         assert np.isfinite(row[index])
         low = cumulative[index - 1] if index else 0.0
         assert low - 1e-6 <= u <= cumulative[index] + 1e-6
+
+
+# ---- draws without replacement
+
+
+def test_draws_without_replacement_have_their_exact_probabilities():
+    row = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
+    weight = softmax(row)
+    # First i, then j: w_i * w_j / (1 - w_i); then k of what is left.
+    pairs = np.array([[0 if i == j else weight[i] * weight[j] / (1 - weight[i]) for j in range(4)] for i in range(4)])
+    generator = np.random.default_rng(3)
+    drawn = []
+    for _ in range(4000):
+        lottery = _rows.Lottery(row)
+        first, second = lottery.draw(generator.random()), lottery.draw(generator.random())
+        drawn.append(4 * first + second)
+    assert_follows(drawn, pairs.ravel())
+
+
+def test_a_lottery_of_a_large_row_empties_it():
+    row = np.random.default_rng(2).normal(0, 2, 1000).astype(np.float32)
+    row[::3] = -np.inf
+    before = row.copy()
+    lottery = _rows.Lottery(row)
+    us = np.random.default_rng(4).random(700)
+    drawn = [lottery.draw(u) for u in us]
+    np.testing.assert_array_equal(row, before)
+    possible = np.flatnonzero(row > -np.inf)
+    assert sorted(drawn[: possible.size]) == possible.tolist()
+    assert drawn[possible.size :] == [None] * (700 - possible.size)
+    # The first is what a single draw gives.
+    assert drawn[0] == _rows.draw(row, us[0])
+
+
+def test_what_is_far_less_likely_is_drawn_when_nothing_else_is_left():
+    row = np.array([0, -200, -np.inf, -201, -400], np.float32)
+    lottery = _rows.Lottery(row)
+    assert [lottery.draw(0.999) for _ in range(2)] == [0, 3]  # of -200 and -201: .73 and .27
+    assert [lottery.draw(0.5) for _ in range(3)] == [1, 4, None]
+    assert _rows.Lottery(np.empty(0, np.float32)).draw(0.1) is None
