@@ -72,8 +72,9 @@ def best(model, prompt, ends, start=None, **settings):
     out = model.generate(torch.tensor([prompt]), return_dict_in_generate=True, output_scores=True, pad_token_id=0,
                          **settings)
     length = len(prompt if start is None else start)
+    scores = out.sequences_scores.tolist() if settings.get("num_beams", 1) > 1 else [0.0] * len(out.sequences)
     found = []
-    for ids, score in zip(out.sequences[:, length:].tolist(), out.sequences_scores.tolist(), strict=True):
+    for ids, score in zip(out.sequences[:, length:].tolist(), scores, strict=True):
         last = next((i for i, token in enumerate(ids) if token in ends), len(ids))
         if score > -1e8:
             found.append((ids[: last + 1], score))

@@ -9,6 +9,7 @@ from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from forwardpass.decoding.beams import BeamSearch
 from forwardpass.decoding.params import SamplingParams, TokenFacts
+from forwardpass.decoding.sampler import Sampler
 from hf_script import Script, ScriptPair, best
 
 VOCAB = 13
@@ -102,6 +103,27 @@ def test_random_settings_give_transformers_results(block, pair):
         f, prompt, ends, start, settings = a_case(seed, pair)
         model = (ScriptPair if pair else Script)(f, VOCAB)
         same(ours(f, prompt, ends, start, **settings), best(model, prompt, ends, start, **settings))
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length constraints:UserWarning")
+@pytest.mark.parametrize("pair", [False, True])
+def test_the_same_settings_without_beams(pair):
+    """The likeliest token at each step: the processors edit logits, not log-probabilities."""
+    for seed in range(7000, 7030):
+        f, prompt, ends, start, settings = a_case(seed, pair)
+        settings |= {"num_beams": 1, "num_return_sequences": 1}
+        given = prompt if start is None else start
+        sampler = Sampler(SamplingParams(**settings), TokenFacts(VOCAB, end_ids=tuple(ends)), given,
+                          source_ids=None if start is None else prompt)  # fmt: skip
+        tokens = []
+        while len(tokens) < settings["max_new_tokens"] and not set(tokens) & set(ends):
+            text = [*given, *tokens]
+            tokens.append(sampler.pick(f(text) if start is None else f(prompt, text)))
+            sampler.accept(tokens[-1])
+        for name in ("length_penalty", "early_stopping", "renormalize_logits"):  # of beams
+            settings.pop(name, None)
+        model = (ScriptPair if pair else Script)(f, VOCAB)
+        assert tokens == best(model, prompt, ends, start, **settings)[0][0]
 
 
 class Lower(LogitsProcessor):
