@@ -81,6 +81,13 @@ def test_mend_grammar():
     assert "I have two brothers" in out and "they are older than me ." in out
 
 
+@pytest.mark.models
+def test_translate_file():
+    out = run("translate_file.py")
+    assert "Das Haus ist wunderbar, und das Wetter ist schön." in out and "{name}" in out
+    assert out.count("  -0.") == 4
+
+
 def test_every_example_is_run_here():
     source = Path(__file__).read_text("utf-8")
     assert all(f'run("{path.name}"' in source for path in EXAMPLES.glob("*.py"))
