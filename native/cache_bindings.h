@@ -32,17 +32,19 @@ struct PyKvMemory {
 // What the layers of one group that a program records ask of its memory. window: the positions that they see, 0 = all.
 // source: they are another text's keys and values, which the program only reads.
 struct CacheUse {
-  fp::KvLayout layout;
-  int64_t layers, window;
-  bool source;
+  fp::KvLayout layout{};
+  int64_t layers = 0, window = 0;
+  bool source = false;
 
   void join(const fp::Attention& a) {
+    if (layers == 0) *this = {a.layout, a.layer + 1, a.window, a.keys == fp::Keys::Source};
     require(same_layout(a.layout), "the layers of a group have one layout");
     require(source == (a.keys == fp::Keys::Source), "a group is the sequence's own or its source's, not both");
     layers = std::max(layers, a.layer + 1);
     window = window && a.window ? std::max(window, a.window) : 0;
   }
   void check(const PyKvMemory& memory) const {
+    require(layers > 0, "a group without layers");
     require(layers <= memory.layers, "the cache has too few layers");
     require(same_layout(memory.layout), "the cache has another layout");
   }

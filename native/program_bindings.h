@@ -51,10 +51,10 @@ struct PyProgram {
   void join_group(fp::Op& op, int64_t layer, int64_t group) {
     fp::Attention& a = op.attention;
     require(layer >= 0 && layer < (int64_t(1) << 16), "a layer below zero or beyond all models");
-    require(group >= 0 && group <= int64_t(groups.size()), "groups are numbered in order of their first layers");
+    require(group >= 0 && group < (int64_t(1) << 16), "a group below zero or beyond all models");
     a.layer = layer;
     op.group = int(group);
-    if (group == int64_t(groups.size())) groups.push_back({a.layout, layer + 1, a.window, a.keys == fp::Keys::Source});
+    if (group >= int64_t(groups.size())) groups.resize(size_t(group) + 1);
     groups[size_t(group)].join(a);
   }
   const float* floats(const std::optional<ConstFloats>& array, int64_t size) {

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from forwardpass.errors import ModelFileError
+from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models.spec import (
     AttentionSpec,
     DisentangledSpec,
@@ -103,6 +103,13 @@ def test_an_encoder_or_a_head_that_cannot_be(make, path, value, said):
     place[name] = value
     with pytest.raises(ModelFileError, match=said):
         from_json(json.loads(json.dumps(written)), "x")
+
+
+def test_lengths_that_encoders_do_not_follow():
+    spec = whole()
+    layer = replace(spec.layers[0], attention=replace(spec.layers[0].attention, causal=False))
+    with pytest.raises(UnsupportedModelError, match="follow the length"):
+        replace(spec, layers=(layer,)).check()
 
 
 @pytest.mark.parametrize(("kind", "path", "value", "said"), [

@@ -111,13 +111,20 @@ def record(*groups, kv_heads=(2, 2)):
         qkv, out = program.buffer((4 + 2 * kv) * 32), program.buffer(128)
         program.attention(qkv, out, layer=0, group=group, num_heads=4, num_kv_heads=kv, head_dim=32, scale=1.0,
                           window=0, kv_dtype="float32", rotary=None, label="a")
+    return program
 
 
-def test_groups_are_recorded_in_order_and_have_one_layout():
-    record(0, 0)
-    record(0, 1, kv_heads=(2, 1))
-    for wrong in ((-1,), (1,), (0, 2)):
-        with pytest.raises(ValueError, match="order of their first layers"):
-            record(*wrong)
+def test_groups_have_numbers_and_one_layout():
+    """A group may be recorded before one of a lower number, but none may stay away."""
+    for groups in ((0, 0), (0, 1), (1, 0)):
+        record(*groups, kv_heads=(2, 1) if 1 in groups else (2, 2))
+    for wrong in (-1, 1 << 16):
+        with pytest.raises(ValueError, match="a group below zero"):
+            record(wrong)
+    program, zeros = record(0, 2), np.zeros(1, np.int32)
+    memory = [NativeBackend(1, "scalar").kv_memory("float32", 1, 2, 32, 1) for _ in range(3)]
+    with pytest.raises(ValueError, match="without layers"):
+        program.run(1, positions=zeros, starts=np.array([0, 1], np.int32), past=zeros,
+                    tables=np.zeros((3, 1, 1), np.int32), memory=memory)
     with pytest.raises(ValueError, match="one layout"):
         record(0, 0, kv_heads=(2, 1))

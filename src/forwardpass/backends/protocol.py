@@ -94,8 +94,7 @@ class Program(Protocol):
 
         qkv: rows [num_heads + 2 * num_kv_heads, head_dim] of queries, keys and values;  window: what a row sees, itself
         included, 0 = all.
-        Keys and values lie in the memory of `group`, the layer-th of its layers. Groups are numbered in order of their
-        first layers.
+        Keys and values lie in the memory of `group`, the layer-th of its layers. Groups are numbered from 0.
         causal=False: a row sees all of its text, or with a window what is less than `window` away on either side.
         Nothing is kept, so `layer` and `group` mean nothing, and the arithmetic is that of a cache of kv_dtype.
 

@@ -1,4 +1,4 @@
-"""Runs one request with every operation timed and sets the times against the machine's limits."""
+"""Runs one request, or reads one text, with every operation timed and sets the times against the machine's limits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ NOTICEABLE = 1e-3
 
 @dataclass(frozen=True)
 class Report:
-    """lines: one for each phase, stage and operation;  verdict: one sentence;  limits: as explain.machine measured."""
+    """lines: one for each phase, stage and operation;  verdict: one sentence;  limits: as explain.machine measured;
+    completion: the answer, None where the text was only read."""
 
-    completion: Completion
+    completion: Completion | None
     lines: tuple[Line, ...]
     limits: dict
     verdict: str
@@ -52,30 +53,60 @@ class Report:
 
 
 def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
-    """Answer `prompt` (text, token ids or messages), timed. Other requests that share its steps are counted with it."""
+    """Answer `prompt` (text, token ids or messages), timed. Other requests that share its steps are counted with it.
+
+    A model that reads whole texts labels it, or makes a vector of it; then it may also be a pair of texts.
+    """
     engine, network = model.engine, model.network  # a closed model says so before anything is measured
     limits = measured.measured()
-    start = perf_counter()
-    messages = isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict)
-    stream = model.chat(prompt, stream=True, **params) if messages else model.stream(prompt, **params)
-    counted = [Counted("prompt", "preprocess", "tokenise", perf_counter() - start)]
     network.backend.timed = True
     network.reset_timings()
     try:
-        watch = _Watch(engine, stream)
-        for phase in ("prompt", "answer"):
-            counted += _phase(phase, watch, model)
+        completion, counted = _answer(model, engine, prompt, params) if model.spec.causal else (
+            None, _read(model, engine, prompt, params))
     finally:
         network.backend.timed = False
-        stream.close()
-    if watch.request.error is not None:
-        raise watch.request.error
     lines = _against(counted, limits, model)
     if any(line.of_limit and line.of_limit > 1 and line.seconds > NOTICEABLE for line in lines):
         # Nothing is faster than possible: the kept limits were measured while the machine was busier.
         limits = measured.measured(again=True)
         lines = _against(counted, limits, model)
-    return Report(stream.completion, lines, limits, verdict(lines))
+    return Report(completion, lines, limits, verdict(lines))
+
+
+def _answer(model, engine, prompt: Any, params: dict[str, Any]) -> tuple[Completion, list[Counted]]:
+    start = perf_counter()
+    messages = isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict)
+    stream = model.chat(prompt, stream=True, **params) if messages else model.stream(prompt, **params)
+    counted = [Counted("prompt", "preprocess", "tokenise", perf_counter() - start)]
+    try:
+        watch = _Watch(engine, stream)
+        for phase in ("prompt", "answer"):
+            counted += _phase(phase, watch, model)
+    finally:
+        stream.close()
+    if watch.request.error is not None:
+        raise watch.request.error
+    return stream.completion, counted
+
+
+def _read(model, engine, text: Any, params: dict[str, Any]) -> list[Counted]:
+    """One text is one step."""
+    task = model.spec.head.task
+    start = perf_counter()
+    if isinstance(text, (list, tuple)) and text and not isinstance(text[0], str):
+        model.hidden_states(text, **params)
+        task = "none"
+    elif task == "labels":
+        model.classify([text], **params)
+    elif task == "tags":
+        model.token_classify(text, **params)
+    else:
+        model.embed(text, **params)
+    wanted = None if task in ("labels", "tags") else 0
+    steps = [stage_costs(model.spec, model.stored_bytes, step.texts, [0] * len(step.texts), model.network.kv_dtype,
+                         wanted) for step in engine.last]
+    return _counted("text", steps, perf_counter() - start, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +128,7 @@ def _against(counted: list[Counted], limits: dict, model) -> tuple[Line, ...]:
     lines = []
     for one in counted:
         read = read_limit(limits, one.step_bytes)
-        compute = attention if one.op == "attention" else rate[model.arithmetic]
+        compute = attention if one.op in ("attention", "cross") else rate[model.arithmetic]
         lines.append(Line(one.phase, one.stage, one.op, one.seconds, one.cost.bytes, one.cost.flops,
                           one.cost.bytes / read, one.cost.flops / compute))
     return tuple(lines)
@@ -120,23 +151,29 @@ class _Watch:
 
 
 def _phase(phase: str, watch: _Watch, model) -> list[Counted]:
-    network = model.network
     before = dict(watch.request.seconds)
     steps, wall = watch.run(first=phase == "prompt")
     if not steps:
         return []
+    done = [stage_costs(model.spec, model.stored_bytes, [new for new, _ in step.rows], [past for _, past in step.rows],
+                        model.network.kv_dtype, step.wanted, step.sources, step.texts) for step in steps]
+    return _counted(phase, done, wall, model, watch.request.seconds["postprocess"] - before["postprocess"])
+
+
+def _counted(phase: str, steps: list[dict[str, dict[str, Cost]]], wall: float, model,
+             choosing: float | None = None) -> list[Counted]:
+    """What some steps took and had to do, and what went by around them."""
     costs: dict[tuple[str, str], Cost] = {}
-    for sequences, wanted, _ in steps:
-        rows, contexts = zip(*sequences, strict=True)
-        for stage, ops in stage_costs(model.spec, model.stored_bytes, rows, contexts, network.kv_dtype, wanted).items():
+    for step in steps:
+        for stage, ops in step.items():
             for op, cost in ops.items():
                 costs[stage, op] = costs.get((stage, op), Cost()) + cost
     step_bytes = sum(cost.bytes for cost in costs.values()) // len(steps)
     counted = [Counted(phase, stage, op, seconds, costs.get((stage, op), Cost()), step_bytes)
-               for stage, ops in network.timings().items() for op, seconds in ops.items()]
-    network.reset_timings()
-    choosing = watch.request.seconds["postprocess"] - before["postprocess"]
-    counted.append(Counted(phase, "postprocess", "choose", choosing))
+               for stage, ops in model.network.timings().items() for op, seconds in ops.items()]
+    model.network.reset_timings()
+    if choosing is not None:
+        counted.append(Counted(phase, "postprocess", "choose", choosing))
     inside = sum(one.seconds for one in counted)
     counted.append(Counted(phase, "engine", "python", max(0.0, wall - inside)))
     return counted

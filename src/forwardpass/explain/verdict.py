@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of a report: an operation of a stage within a phase ("prompt" or "answer").
+    """One row of a report: an operation of a stage within a phase ("prompt" and "answer", or "text").
 
     seconds: measured;  bytes, flops: what it had to move and compute;
     read_s, compute_s: the least seconds this machine needs for those bytes and for those operations.

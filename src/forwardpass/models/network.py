@@ -58,8 +58,7 @@ class Network:
         of them."""
         hidden = np.empty((ids.size, self.spec.hidden_size), np.float32)
         stage = self._embed
-        stage.program.run(ids.size, ids=ids, positions=positions, bound=[(stage.out, hidden)],
-                          **({} if types is None else {"types": types}))
+        stage.program.run(ids.size, ids=ids, positions=positions, types=types, bound=[(stage.out, hidden)])
         return hidden
 
     def layers(self, hidden: np.ndarray, positions: np.ndarray, starts: np.ndarray, cache: CacheView | None = None,
@@ -72,8 +71,7 @@ class Network:
         stage = self._layers
         bound = [(stage.source, hidden), (stage.out, out)]
         view = {} if cache is None else dict(past=cache.past, tables=cache.tables, memory=memory, regime=cache.regime,
-                                             lengths=cache.lengths)
-        view |= {} if cache is None or cache.sources is None else {"sources": cache.sources}
+                                             lengths=cache.lengths, sources=cache.sources)
         stage.program.run(hidden.shape[0], positions=positions, starts=starts, bound=bound, **view)
         return out
 
@@ -100,8 +98,7 @@ class Network:
         """
         stages = (self._embed, self._layers, self._project)
         tokens, seconds = self.backend.greedy_steps(stages, ids, positions, cache.past, cache.tables, memory, steps,
-                                                    vocab_size, ends, cache.regime, cache.lengths,
-                                                    *([] if cache.sources is None else [cache.sources]))
+                                                    vocab_size, ends, cache.regime, cache.lengths, cache.sources)
         return tokens, dict(zip(("embed", "decode", "project"), seconds, strict=True))
 
     def _stages(self) -> dict[str, blocks.Recorded]:

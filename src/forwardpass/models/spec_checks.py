@@ -135,6 +135,9 @@ def _check_attention(a: AttentionSpec) -> None:
     _check_bias(a)
     if a.rotary:
         _check_rotary(a.rotary, a.head_dim)
+        if not a.causal and (a.rotary.ntk or a.rotary.long_inv_freq):
+            raise UnsupportedModelError("rotary frequencies that follow the length of a text are supported only where "
+                                        "tokens look back; use another model")
 
 
 def _check_layer(layer: LayerSpec) -> None:

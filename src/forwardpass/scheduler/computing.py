@@ -29,11 +29,12 @@ Results = list[tuple]
 
 class Step(NamedTuple):
     """What a step computed. rows: (new tokens, positions cached before) of each sequence;  wanted: rows that became
-    logits;  texts: the length of each that the encoder read."""
+    logits;  texts: the length of each that the encoder read;  sources: that of each sequence's, if they have some."""
 
     rows: list[tuple[int, int]]
     wanted: int
     texts: list[int]
+    sources: list[int]
 
 
 class Computing:
@@ -57,9 +58,10 @@ class Computing:
         texts, work = plan
         seconds = {"embed": 0.0, "decode": 0.0, "project": 0.0}
         results = self._read(texts, scheduler, seconds) if texts else []
-        rows, wanted = [(one.count, one.sequence.computed) for one in work], []
+        rows, wanted, sources = [(one.count, one.sequence.computed) for one in work], [], []
         if work:
             packed, cache = packed_plan(work, self.network.regimes)
+            sources = _sources(cache)
             hidden = self._hidden(self.network, packed, cache, self.memory, seconds)
             start = perf_counter()
             starts = packed.starts.tolist()
@@ -78,7 +80,7 @@ class Computing:
                     results.append((owner, scheduler.done, (one,)))
             if not texts and len(work) == packed.token_ids.size:
                 self._pace = len(work), sum(seconds.values())
-        self.last = [Step(rows, len(wanted), [len(text) for text in texts])]
+        self.last = [Step(rows, len(wanted), [len(text) for text in texts], sources)]
         return results, seconds
 
     def steps_ahead(self, plan: Plan, scheduler: Scheduler, within: float) -> int:
@@ -105,7 +107,8 @@ class Computing:
             raise ForwardpassError("Logits must be finite numbers; the model's weights are damaged, or too large for "
                                    "this dtype: try dtype='float32'.")
         self.steps += done
-        self.last = [Step([(1, work.sequence.computed + i) for work in plan], len(plan), []) for i in range(done)]
+        self.last = [Step([(1, work.sequence.computed + i) for work in plan], len(plan), [], _sources(cache))
+                     for i in range(done)]
         self._pace = len(plan), sum(seconds.values()) / done
         return [(work.sequence.owner, work.sequence.owner.take_ahead, (work, mine))
                 for work, mine in zip(plan, tokens.T.tolist(), strict=True)], seconds
@@ -139,3 +142,7 @@ class Computing:
         seconds["embed"] += middle - start
         seconds["decode"] += perf_counter() - middle
         return hidden
+
+
+def _sources(cache: CacheView) -> list[int]:
+    return [] if cache.sources is None else cache.sources.tolist()
