@@ -111,19 +111,8 @@ def text_scores(model, texts: Sequence[EncodedText]) -> list[np.ndarray]:
     The decoder of an encoder-decoder reads the text once more, one token behind, and its last row is scored (Lewis et
     al. 2020, BART).
     """
-    if model.spec.encoder is None:
-        return read(model, texts, lambda hidden: list(label_scores(model, hidden)))
-    found: list[np.ndarray] = []
-    for text in texts:
-        ids = list(text.ids)
-        last = len(ids) - 1
-
-        def take(first: int, rows: np.ndarray, last: int = last) -> None:
-            if first + len(rows) > last:
-                found.append(finite(model.network.head(np.ascontiguousarray(rows[last - first :]))[0]))
-
-        model.engine.forward([model.facts.start_id, *ids[:-1]], take, logits=False, source_ids=ids)
-    return found
+    begin = model.facts.start_id if model.spec.encoder else None
+    return model.engine.encode(texts, lambda hidden: list(label_scores(model, hidden)), begin)
 
 
 def label_scores(model, hidden: Hidden) -> np.ndarray:
