@@ -57,9 +57,14 @@ def test_safetensors(case, head, tmp_path):
 @pytest.mark.parametrize(("case", "head"), tiny_gguf_encoders.CASES)
 def test_gguf(case, head, tmp_path):
     reference = tiny_encoders.make(case, head)
+    reference.config.id2label = {i: f"kind {i}" for i in range(tiny_encoders.LABELS)}
     batch = tiny_encoders.texts(reference)
     theirs = tiny_encoders.reference(reference, batch)
-    check(tiny_gguf_encoders.save(reference, tmp_path / "m.gguf"), batch, theirs)
+    path = tiny_gguf_encoders.save(reference, tmp_path / "m.gguf")
+    check(path, batch, theirs)
+    if head == "labels":
+        with forwardpass.load(path) as model:
+            assert model.settings.labels == tuple(reference.config.id2label.values())
 
 
 @pytest.mark.parametrize(("family", "kind", "changes"), [

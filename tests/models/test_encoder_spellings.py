@@ -264,9 +264,9 @@ def test_a_config_that_contradicts_the_tensors(case, changes, said, saved, tools
 
 
 JUNK = [None, True, False, 0, 1, -1, 2, 5, 48, 2**31, 10**5000, 0.0, 0.5, -1e308, float("nan"), float("inf"), "",
-        "gelu", "mean", "c2p", "c2p|p2c", "x" * 1000, [], [1], [None], ["c2p"], ["full_attention"] * 4, ["sliding_attention"],
-        {}, {"0": "a"}, {"1": "a"}, {"0": None}, {"full_attention": {"rope_theta": 7.0}}, {"sliding_attention": [1]},
-        {"rope_type": "yarn"}, {"a": {}}]
+        "gelu", "mean", "c2p", "c2p|p2c", "x" * 1000, [], [1], [None], ["c2p"], ["full_attention"] * 4,
+        ["sliding_attention"], {}, {"0": "a"}, {"1": "a"}, {"0": None}, {"full_attention": {"rope_theta": 7.0}},
+        {"sliding_attention": [1]}, {"rope_type": "yarn"}, {"a": {}}]
 SETTINGS = ("architectures", "id2label", "num_labels", "problem_type", "rope_parameters", "rope_scaling", "layer_types",
             "norm_rel_ebd", "position_buckets", "max_relative_positions", "share_att_key", "legacy", "sliding_window",
             "pooler_hidden_act", "classifier_pooling", "classifier_activation", "global_attn_every_n_layers",

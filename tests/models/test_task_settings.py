@@ -106,6 +106,8 @@ def test_gguf_says_how_to_pool():
         files = gguf_task_files({"general.architecture": "qwen3", "qwen3.pooling_type": number})
         assert read_task_settings(files, spec()).pooling == (name,)
     assert gguf_task_files({"general.architecture": "qwen3", "qwen3.pooling_type": 0}) == {}
+    assert gguf_task_files({"general.architecture": "bert", "bert.classifier.output_labels": ["b", "a"]}) == {
+        "config.json": {"id2label": {"0": "b", "1": "a"}}}
     assert gguf_task_files({"general.architecture": "qwen3", "qwen3.pooling_type": [1]}) == {}
 
 
