@@ -75,6 +75,19 @@ def test_a_fill_mask_head_saved_twice(saved, tools):
     check_same(read(tools, twice, values), known)
 
 
+@pytest.mark.parametrize("case", ["bert", "roberta", "mpnet", "distilbert", "modernbert"])
+def test_an_embedder_with_the_class_of_the_model_it_was_made_from(case, saved, tools):
+    """all-mpnet-base-v2 and its kin: the config names a fill-mask head, the file has none."""
+    arrays, values, known = saved(case, "none")
+    stem = tiny_encoders.FAMILIES[values["model_type"]][0]
+    check_same(read(tools, arrays, values | {"architectures": [stem + "ForMaskedLM"]}), known)
+    half = {"roberta": "lm_head.bias", "bert": "cls.predictions.transform.dense.bias"}
+    if case in half:
+        with pytest.raises(ModelFileError, match="missing"):
+            read(tools, arrays | {half[case]: np.zeros(96 if case == "roberta" else 48)},
+                 values | {"architectures": [stem + "ForMaskedLM"]})
+
+
 def test_roberta_positions_begin_after_the_padding_row(saved):
     _, _, (spec, weights) = saved("roberta", "none")
     assert (spec.max_position_embeddings, spec.position_offset, spec.token_types) == (78, 2, 1)

@@ -100,6 +100,18 @@ def _labelled(f, task: str, **more) -> HeadSpec:
     return HeadSpec(task, outputs=len(labels(f)), **more)
 
 
+def bare(spec: ModelSpec) -> ModelSpec:
+    """`spec` without a head."""
+    return replace(spec, head=HeadSpec("none"), head_bias=False, tied=False, logit_scale=1.0, logit_softcap=0.0).check()
+
+
+def left_out(spec: ModelSpec, rows: Iterable[WeightRow], tensors: Mapping) -> bool:
+    """Whether a file has nothing of its model's fill-mask head: embedders are published with the class of the model that
+    they were trained from."""
+    heads = [row for row in rows if row.target.startswith("head.")]
+    return spec.head.task == "lm" and not any(name in tensors for row in heads for name in row.sources)
+
+
 def of_decoder(f, spec: ModelSpec) -> ModelSpec:
     """A decoder's spec, built with the usual head, with the one that the checkpoint's class has.
 
@@ -109,11 +121,10 @@ def of_decoder(f, spec: ModelSpec) -> ModelSpec:
     task = task_of(f.architecture, "lm")
     if spec.encoder or (task == "lm" and spec.causal):
         return spec
-    if task in ("labels", "tags"):
-        found = _labelled(f, task, pool="last") if task == "labels" else _labelled(f, task)
-    else:
-        found = HeadSpec("none")
-    return replace(spec, head=found, head_bias=task == "tags", tied=False, logit_scale=1.0, logit_softcap=0.0).check()
+    if task in ("lm", "none"):
+        return bare(spec)
+    found = _labelled(f, task, pool="last") if task == "labels" else _labelled(f, task)
+    return replace(bare(spec), head=found, head_bias=task == "tags").check()
 
 
 def decoder_rows(spec: ModelSpec, rows: Iterable[WeightRow]) -> tuple[WeightRow, ...]:

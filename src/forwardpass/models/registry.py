@@ -139,6 +139,9 @@ def read(source: Source, config: Mapping | None = None) -> Checkpoint:
     ignored = [*module.IGNORED[source.kind], *map(re.escape, source.idle)]
     rows = module.weight_rows(spec, source.kind)
     if source.kind == "safetensors":
+        if is_encoder(spec.family) and hf_heads.left_out(spec, rows, source.tensors):
+            spec = hf_heads.bare(spec)
+            rows = module.weight_rows(spec, source.kind)
         if not is_encoder(spec.family) and not spec.encoder:
             rows = hf_heads.decoder_rows(spec, rows)
             ignored += [hf_heads.UNUSED] * (spec.head.task != "lm")
