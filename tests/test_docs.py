@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forwardpass.decoding.params import SamplingParams
 from forwardpass.models import hf_rope, registry
 from forwardpass.models.rotary import TYPES
 
@@ -69,6 +70,12 @@ def test_the_page_of_positions_names_every_setting():
         assert f"`{name}`" in text or f'"{name}"' in text, name
     for name in TYPES:
         assert f"\n| {name} |" in text
+
+
+def test_the_page_of_decoding_names_every_parameter():
+    text = (DOCS / "decoding.md").read_text("utf-8")
+    for name in SamplingParams.__slots__:
+        assert f"`{name}`" in text or f"`{name}=" in text, name
 
 
 # ---------------------------------------------------------------- pictures
