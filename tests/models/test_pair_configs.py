@@ -14,6 +14,7 @@ from forwardpass.errors import ForwardpassError, ModelFileError, UnsupportedMode
 from forwardpass.models import registry, spec_json
 from forwardpass.models.families import m2m_100, marian
 from forwardpass.models.hf_config import read_config
+from forwardpass.models.weight_rows import targets
 from numpy_model import numpy_head, numpy_hidden, numpy_logits
 
 SOURCE, TARGET = [5, 9, 61, 33, 7, 2], [2, 40, 11, 60]
@@ -220,6 +221,33 @@ def test_labels(family, tmp_path, tools):
     states = numpy_hidden(spec, weights, [tiny_pairs.END, *SOURCE[:-1]], source=SOURCE)
     assert (spec.head.task, spec.head.outputs, spec.head.pool) == ("labels", 5, "last")
     assert relative_error(numpy_head(spec, weights, states), theirs) < 1e-5
+
+
+JUNK = [None, True, False, 0, 1, -1, 2, 3, 8, 47, 48, 96, 2**31, 10**5000, 0.0, 0.5, 2.0, float("nan"), float("inf"),
+        "", "relu", "gelu", "gated-gelu", "gated-", "-relu", "gated-gated-relu", "x" * 1000, [], [1], [None], {},
+        {"0": "a"}, ["BartForSequenceClassification"], ["T5EncoderModel"]]
+SETTINGS = ("architectures", "hidden_size", "num_attention_heads", "num_hidden_layers", "num_decoder_layers",
+            "feed_forward_proj", "activation_function", "relative_attention_num_buckets", "pad_token_id", "id2label",
+            "relative_attention_max_distance", "layer_norm_epsilon", "tie_word_embeddings", "scale_decoder_outputs",
+            "scale_embedding", "share_encoder_decoder_embeddings", "decoder_vocab_size", "is_encoder_decoder")
+
+
+@pytest.mark.parametrize("family", tiny_pairs.FAMILIES)
+def test_fuzz_configs(family):
+    """One or two random changes: an error of ours, or a spec that passes its own check."""
+    base = (T5 if family.endswith("t5") else BART) | {"model_type": family, "architectures": None}
+    keys, rng, passed = sorted({*base, *SETTINGS} - {"model_type"}), np.random.default_rng(3), 0
+    for _ in range(400):
+        values = dict(base)
+        for key in rng.choice(keys, size=rng.integers(1, 3), replace=False):
+            values[str(key)] = JUNK[rng.integers(len(JUNK))]
+        try:
+            spec = registry.spec_from_config(values).check()
+        except ForwardpassError as error:
+            assert len(str(error)) < 1000
+        else:
+            passed += spec is not None and len(list(targets(spec))) > 0
+    assert 40 < passed < 360  # the fuzz reached both outcomes
 
 
 def test_an_unknown_kind_lists_what_is_known():

@@ -15,7 +15,7 @@ from forwardpass.stages.text_stream import TextStream
 from forwardpass.weights import language_codes
 from forwardpass.weights.tokenizer import Tokenizer
 from forwardpass.weights.vocabulary import has_tokenizer, tokenizer_from_directory
-from piece_files import FORMS, m2m100_vocabulary, marian_vocabulary, pieces, trained, write
+from piece_files import FORMS, m2m100_vocabulary, marian_vocabulary, pieces, trained, write, write_files
 from sentence_models import LINES, NASTY, WILD
 
 COMMON = [*LINES[::5], *WILD[::3], *NASTY, "a</s>b", "x<unk>y"]
@@ -225,3 +225,28 @@ def test_tokens_that_a_vocabulary_cannot_take(tmp_path):
     extra = {"added_tokens_decoder": {"9999": {"content": "<new>", "special": True}}}
     with pytest.raises(UnsupportedModelError, match="token 9999 is '<new>'"):
         tokenizer_from_directory(write(tmp_path, "marian", **{"tokenizer_config.json": extra}))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_flipped_bytes(name, tmp_path):
+    """A tokenizer, or an error of ours that names what is wrong."""
+    files, config, settings = FORMS[name]
+    whole = {file: value if isinstance(value, bytes) else json.dumps(value).encode()
+             for file, value in {**files, "config.json": config, "tokenizer_config.json": settings}.items()}
+    rng, refused = np.random.default_rng(7), 0
+    for _ in range(12):
+        changed = {file: bytearray(blob) for file, blob in whole.items()}
+        for file in rng.choice(list(whole), size=2):
+            blob = changed[str(file)]
+            for place in rng.integers(0, len(blob), 3):
+                blob[place] = rng.integers(256)
+            del blob[len(blob) - int(rng.integers(4)) :]
+        write_files(tmp_path, {file: bytes(blob) for file, blob in changed.items()})
+        try:
+            tokenizer = tokenizer_from_directory(tmp_path)
+            for text in ("Hello there", ">>fra<< é☃", ""):
+                ids_of(tokenizer, text)
+        except (ModelFileError, UnsupportedModelError) as error:
+            refused += 1
+            assert len(str(error)) < 1000
+    assert refused > 2
