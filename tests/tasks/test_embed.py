@@ -1,5 +1,6 @@
 """Vectors against torch, by the files of sentence-transformers directories, and what makes no sense."""
 
+import threading
 import warnings
 from functools import partial
 
@@ -408,3 +409,21 @@ def test_a_decoder_takes_its_last_token(tiny):
     long = "the same text " * 8
     ids = tiny.tokenizer.encode(long, add_special_tokens=True, parse_special=True)
     assert np.allclose(tiny.embed(long, pooling="mean")[0], tiny.hidden_states(ids).mean(0), atol=1e-5)
+
+
+def test_threads_share_steps(model):
+    """Texts of several callers go through the model together; each gets what it gets alone."""
+    lists = [[some_words(1 + (7 * i + j) % 18, i * 10 + j) for j in range(12)] for i in range(4)]
+    expected = [model.embed(texts) for texts in lists]
+    found = {}
+
+    def ask(i):
+        found[i] = [model.embed(lists[i]), np.concatenate([model.embed(text) for text in lists[i]])]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for i, vectors in enumerate(expected):
+        assert all(np.array_equal(one, vectors) for one in found[i])
