@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import forwardpass
+import tiny_pairs
+import tiny_readers
+import word_tokenizer
 from forwardpass.cli import main
 from forwardpass.errors import ParameterError, UnsupportedModelError
 from forwardpass.tasks import quality
@@ -62,6 +65,36 @@ def test_a_model_against_itself(models):
     assert reference.perplexity == pytest.approx(one.score(ids[:128]).perplexity, rel=1e-6)
 
 
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
+    """Models that do not continue texts: an encoder, one with labels, and an encoder-decoder."""
+    folders = [tiny_readers.save(tiny_readers.make(head), tmp_path_factory.mktemp("readers") / head)
+               for head in ("none", "labels")]
+    pair = tiny_pairs.save(tiny_pairs.make("bart"), tmp_path_factory.mktemp("readers") / "pair")
+    word_tokenizer.write(pair)
+    return [*folders, pair]
+
+
+def test_how_alike_readers_are(readers):
+    """The tiny encoders' context of 40 is their window: 100 tokens are two whole windows and one of 20."""
+    ids = np.random.default_rng(0).integers(5, 40, 100).tolist()
+    for path, window in zip(readers, (40, 40, 100), strict=True):
+        with forwardpass.load(path, dtype="float32") as one, forwardpass.load(path, dtype="int4") as other:
+            assert not quality.predicts(one)
+            done = []
+            found = quality.likeness(one, other, ids, lambda *now, done=done: done.append(now))
+            cosines = []
+            for at in range(0, 100, window):
+                a, b = (model.hidden_states(ids[at : at + window]).astype(np.float64) for model in (one, other))
+                cosines += [float(x @ y / np.sqrt((x @ x) * (y @ y))) for x, y in zip(a, b, strict=True)]
+            assert [now for now, _ in done] == [min(at + window, 100) for at in range(0, 100, window)]
+            assert found.cosine == pytest.approx(np.mean(cosines), rel=1e-12)
+            assert found.least == pytest.approx(min(cosines), rel=1e-12) and found.least < found.cosine < 1
+            assert quality.likeness(one, one, ids) == quality.Likeness(pytest.approx(1), pytest.approx(1))
+            with pytest.raises(ParameterError, match="one token"):
+                quality.likeness(one, other, [])
+
+
 def test_texts(models, tmp_path, monkeypatch, tiny_folder):
     with pytest.raises(ParameterError, match="two tokens"):
         quality.compare(models[0], {}, [5])
@@ -104,6 +137,17 @@ def test_the_report(tiny_folder, tmp_path, text, capsys):
     assert "--force" in capsys.readouterr().err
     assert main([*arguments, "--force"]) == 0
     assert "mean KL divergence" in capsys.readouterr().out
+
+
+def test_the_report_of_readers(readers, tmp_path, text, capsys):
+    for number, source in enumerate(readers):
+        out = tmp_path / f"{number}.fpk"
+        arguments = ["quantize", str(source), str(out), "--dtype", "bfloat16", "--text", str(text), "--tokens", "64"]
+        assert main([*arguments, "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)["quality"]
+        assert 0.99 < report["least"] <= report["cosine"] <= 1 and report["compared_tokens"] == 64
+        assert main([*arguments, "--force"]) == 0
+        assert f"cosine {report['cosine']:.6f}" in capsys.readouterr().out
 
 
 def test_without_a_report(tiny_folder, tmp_path, capsys):

@@ -29,7 +29,12 @@ def run(source, out, dtype, threads, text, tokens, force, json) -> int:
         print_json({"path": str(target), "dtype": dtype, "bytes": nbytes, "seconds": seconds, "quality": report})
         return 0
     rows = [["file", target], ["size", size(nbytes)], ["dtype", dtype], ["packed in", f"{seconds:.1f} s"]]
-    if report:
+    if report and "cosine" in report:
+        rows += [
+            ["text", f"{report['compared_tokens']} tokens compared, in windows of {report['window']}"],
+            ["hidden states against the source's", f"cosine {report['cosine']:.6f}, at least {report['least']:.6f}"],
+        ]
+    elif report:
         rows += [
             ["text", f"{report['scored_tokens']} tokens scored, in windows of {report['window']}"],
             ["perplexity of the source", f"{report['source']['perplexity']:.4f}"],
@@ -48,6 +53,10 @@ def _quality(path: Path, target: Path, threads: int | None, text: str, tokens: i
     with Progress() as progress, load(path, threads=threads, progress=progress) as source:
         ids = quality.text_ids(source, text, tokens)
         with load(target, threads=threads) as packed, Progress("tokens") as measuring:
+            if not quality.predicts(source):
+                like = quality.likeness(source, packed, ids, lambda done, total: measuring("measuring", done, total))
+                return {"cosine": like.cosine, "least": like.least, "compared_tokens": len(ids),
+                        "window": quality.WINDOW}
             reference, others, scored = quality.compare(
                 source, {"packed": packed}, ids, lambda done, total: measuring("measuring", done, total))
     found = others["packed"]

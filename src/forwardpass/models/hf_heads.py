@@ -106,8 +106,8 @@ def bare(spec: ModelSpec) -> ModelSpec:
 
 
 def left_out(spec: ModelSpec, rows: Iterable[WeightRow], tensors: Mapping) -> bool:
-    """Whether a file has nothing of its model's fill-mask head: embedders are published with the class of the model that
-    they were trained from."""
+    """Whether a file has nothing of its model's fill-mask head: embedders are published with the class of the model
+    that they were trained from."""
     heads = [row for row in rows if row.target.startswith("head.")]
     return spec.head.task == "lm" and not any(name in tensors for row in heads for name in row.sources)
 

@@ -1,4 +1,5 @@
-"""How well a model predicts a text, alone and against another: perplexity and Kullback-Leibler divergence.
+"""How well a model predicts a text, alone and against another: perplexity and Kullback-Leibler divergence. Of models
+that do not continue texts, how alike their hidden states are.
 
 The text is cut into windows of 512 tokens that do not see one another; the first token of each is not scored.
 Everything that states a perplexity uses this, so that the numbers can be compared.
@@ -30,6 +31,40 @@ class Quality:
     perplexity: float
     kl: float
     same_top: float
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Cosines between two models' hidden states of the same tokens: their mean, and the least."""
+
+    cosine: float
+    least: float
+
+
+def predicts(model: Model) -> bool:
+    """Whether a model continues a text by itself, so that `compare` can tell its quality; otherwise `likeness` can."""
+    return "score" in model.tasks and model.spec.encoder is None
+
+
+def likeness(reference: Model, other: Model, ids: Sequence[int],
+             progress: Callable[[int, int], None] | None = None) -> Likeness:
+    """How alike the two models' hidden states of a text are, an encoder-decoder's those of its encoder.
+
+    progress: called as progress(tokens done, all tokens). Raises ParameterError for a text without tokens.
+    """
+    if not ids:
+        raise ParameterError("quality needs a text of at least one token; name a longer text")
+    size = min(WINDOW, *((model.spec.encoder or model.spec).max_position_embeddings for model in (reference, other)))
+    total, least = 0.0, 1.0
+    for at in range(0, len(ids), size):
+        window = list(ids[at : at + size])
+        a, b = (model.hidden_states(window).astype(np.float64) for model in (reference, other))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        cosines = np.minimum((a * b).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny), 1.0)
+        total, least = total + float(cosines.sum()), min(least, float(cosines.min()))
+        if progress:
+            progress(min(at + size, len(ids)), len(ids))
+    return Likeness(total / len(ids), least)
 
 
 def compare(reference: Model, others: Mapping[str, Model], ids: Sequence[int],
