@@ -42,6 +42,7 @@ class Engine:
     positions of all layers. Groups of layers share its bytes, so that more texts fit where layers see only a window.
 
     encoder: what reads whole texts, the network itself or that of an encoder-decoder's sources; None = nothing does.
+    noted: every step is added to it while it is a list.
     """
 
     def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
@@ -56,6 +57,7 @@ class Engine:
         self.prefixes = PrefixCache(self.cache)
         self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes)
         self.run_ahead_s = RUN_AHEAD_S
+        self.noted: list[Step] | None = None
         self._computing = Computing(network, self.encoder, self.memory, facts.vocab_size)
         self._turns = Turns()
         self._jobs: dict[int, Job] = {}  # id -> all that have not ended
@@ -279,6 +281,8 @@ class Engine:
             for job in jobs.values():
                 self._fail(job, error)
             return
+        if self.noted is not None:
+            self.noted += self.last
         start = perf_counter()
         for source in plan.texts:
             if source.owner is None:

@@ -5,6 +5,8 @@ import json
 import pytest
 
 import forwardpass
+import tiny_pairs
+import tiny_readers
 from forwardpass.errors import ParameterError
 from forwardpass.explain import measured
 from forwardpass.explain.machine import READ_SIZES, read_limit
@@ -151,3 +153,45 @@ def test_bottlenecks_named_by_the_machine(model, monkeypatch):
         monkeypatch.setattr(measured, "measured", lambda limits=limits, again=False: limits)
         said = model.explain([1, 2, 3], max_new_tokens=8, eos_token_id=[]).verdict
         assert words in said
+
+
+def stages_of(report, phase):
+    return {(line.stage, line.op): (line.bytes, line.flops) for line in report.lines if line.phase == phase}
+
+
+@pytest.mark.parametrize(("head", "rows"), [("labels", 1), ("tags", 12), ("lm", 0), ("none", 0)])
+def test_a_text_that_is_read(tmp_path, head, rows):
+    """Twelve tokens in one step; the head works for as many rows as it labels, and makes no logits for a vector."""
+    folder = tiny_readers.save(tiny_readers.make(head), tmp_path)
+    with forwardpass.load(folder, dtype="float32") as model:
+        report = model.explain(tiny_readers.words(*range(1, 11)), **({} if rows else {"pooling": "mean"}))
+        assert report.completion is None and {line.phase for line in report.lines} == {"text"}
+        counted = stage_costs(model.spec, model.stored_bytes, [12], [0], model.kv_dtype, rows)
+        found = stages_of(report, "text")
+        for stage, ops in counted.items():
+            for op, cost in ops.items():
+                assert found.get((stage, op), (0, 0)) == (cost.bytes, cost.flops)
+        assert found["decode", "attention"] == (0, 2 * 4 * 24 * 12 * 12)
+        assert bool(rows) == (found.get(("project", "head"), (0, 0)) > (0, 0))
+        assert json.loads(json.dumps(report.to_dict()))["verdict"] == report.verdict
+        ids, _ = tiny_readers.ids_of("w1 w2")
+        assert stages_of(model.explain(ids), "text")["decode", "attention"] == (0, 2 * 4 * 24 * 4 * 4)
+        assert model.engine.noted is None and not model.network.backend.timed
+        if head == "labels":  # two texts are one of seven tokens
+            pair = stages_of(model.explain(("w1 w2", "w3 w4")), "text")
+            assert pair["decode", "attention"] == (0, 2 * 4 * 24 * 7 * 7)
+
+
+def test_an_encoder_decoder(tmp_path):
+    """The prompt's phase reads the source, once; every step of the answer sees it all."""
+    ids = list(range(20, 50))
+    with forwardpass.load(tiny_pairs.save(tiny_pairs.case("t5"), tmp_path), dtype="float32") as model:
+        report = model.explain(ids, max_new_tokens=4, eos_token_id=[])
+        prompt, answer = stages_of(report, "prompt"), stages_of(report, "answer")
+        first = stage_costs(model.spec, model.stored_bytes, [1], [0], model.kv_dtype, 1, [30], [30])
+        assert prompt["encode", "cross_kv"] == (first["encode"]["cross_kv"].bytes, first["encode"]["cross_kv"].flops)
+        assert prompt["encode", "attention"] == (0, 3 * 4 * 60 * 30 * 30)
+        keys = 2 * 3 * 20 * 4  # of a source's token in one layer, keys and values
+        assert prompt["decode", "cross"] == (2 * 30 * keys, 2 * 4 * 60 * 30)
+        assert answer["decode", "cross"] == (3 * 2 * 30 * keys, 3 * 2 * 4 * 60 * 30)
+        assert answer["encode", "cross_kv"] == (0, 0) and len(report.completion.token_ids) == 4

@@ -55,17 +55,18 @@ class Report:
 def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
     """Answer `prompt` (text, token ids or messages), timed. Other requests that share its steps are counted with it.
 
-    A model that reads whole texts labels it, or makes a vector of it; then it may also be a pair of texts.
+    Models that generate nothing label the text, or make a vector of it; then it may also be a pair of texts.
     """
     engine, network = model.engine, model.network  # a closed model says so before anything is measured
     limits = measured.measured()
-    network.backend.timed = True
+    network.backend.timed, engine.noted = True, []
     network.reset_timings()
     try:
-        completion, counted = _answer(model, engine, prompt, params) if model.spec.causal else (
+        answers = model.spec.causal and model.spec.head.task == "lm"
+        completion, counted = _answer(model, engine, prompt, params) if answers else (
             None, _read(model, engine, prompt, params))
     finally:
-        network.backend.timed = False
+        network.backend.timed, engine.noted = False, None
     lines = _against(counted, limits, model)
     if any(line.of_limit and line.of_limit > 1 and line.seconds > NOTICEABLE for line in lines):
         # Nothing is faster than possible: the kept limits were measured while the machine was busier.
@@ -91,9 +92,7 @@ def _answer(model, engine, prompt: Any, params: dict[str, Any]) -> tuple[Complet
 
 
 def _read(model, engine, text: Any, params: dict[str, Any]) -> list[Counted]:
-    """One text is one step."""
-    task = model.spec.head.task
-    start = perf_counter()
+    task, start = model.spec.head.task, perf_counter()
     if isinstance(text, (list, tuple)) and text and not isinstance(text[0], str):
         model.hidden_states(text, **params)
         task = "none"
@@ -103,10 +102,7 @@ def _read(model, engine, text: Any, params: dict[str, Any]) -> list[Counted]:
         model.token_classify(text, **params)
     else:
         model.embed(text, **params)
-    wanted = None if task in ("labels", "tags") else 0
-    steps = [stage_costs(model.spec, model.stored_bytes, step.texts, [0] * len(step.texts), model.network.kv_dtype,
-                         wanted) for step in engine.last]
-    return _counted("text", steps, perf_counter() - start, model)
+    return _counted("text", _costs(model, engine.noted, task in ("labels", "tags")), perf_counter() - start, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +131,18 @@ def _against(counted: list[Counted], limits: dict, model) -> tuple[Line, ...]:
 
 
 class _Watch:
-    """Steps the engine for one stream and notes what each step computed."""
+    """Steps the engine for one stream."""
 
     def __init__(self, engine, stream):
         self.engine = engine
         self.request = stream._request
 
     def run(self, first: bool) -> tuple[list, float]:
-        """Until the first token, or to the end: (what Engine.last says of each step, seconds)."""
-        steps, start = [], perf_counter()
+        """Until the first token, or to the end: (the engine's steps, seconds)."""
+        self.engine.noted, start = [], perf_counter()
         while not self.request.done and not (first and self.request.first_token is not None):
             self.engine.step()
-            steps += self.engine.last
-        return steps, perf_counter() - start
+        return self.engine.noted, perf_counter() - start
 
 
 def _phase(phase: str, watch: _Watch, model) -> list[Counted]:
@@ -155,9 +150,22 @@ def _phase(phase: str, watch: _Watch, model) -> list[Counted]:
     steps, wall = watch.run(first=phase == "prompt")
     if not steps:
         return []
-    done = [stage_costs(model.spec, model.stored_bytes, [new for new, _ in step.rows], [past for _, past in step.rows],
-                        model.network.kv_dtype, step.wanted, step.sources, step.texts) for step in steps]
-    return _counted(phase, done, wall, model, watch.request.seconds["postprocess"] - before["postprocess"])
+    return _counted(phase, _costs(model, steps), wall, model,
+                    watch.request.seconds["postprocess"] - before["postprocess"])
+
+
+def _costs(model, steps: list, labelled: bool = False) -> list[dict[str, dict[str, Cost]]]:
+    """What each step had to do. labelled: afterwards the head looked at what they read."""
+    spec, found = model.spec, []
+    for step in steps:
+        rows, contexts = [new for new, _ in step.rows], [past for _, past in step.rows]
+        encoded = step.texts
+        if spec.encoder is None and step.texts:  # the model itself reads whole texts
+            rows, contexts, encoded = step.texts, [0] * len(step.texts), []
+        wanted = None if labelled and rows else step.wanted
+        found.append(stage_costs(spec, model.stored_bytes, rows, contexts, model.network.kv_dtype, wanted, step.sources,
+                                 encoded))
+    return found
 
 
 def _counted(phase: str, steps: list[dict[str, dict[str, Cost]]], wall: float, model,

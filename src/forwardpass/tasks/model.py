@@ -237,7 +237,8 @@ class Model(Reading, Answering):
     def explain(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], **params: Any):
         """Answer, and report where the time went: by stage and operation, against this machine's limits.
 
-        prompt: text or token ids as for generate(), or a conversation as for chat().
+        prompt: text or token ids as for generate(), or a conversation as for chat(). Models that generate nothing label
+            the text or pair, or make a vector of it; of token ids they give the hidden states.
         """
         from forwardpass.explain.report import explain
 
