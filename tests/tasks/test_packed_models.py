@@ -12,6 +12,8 @@ import pytest
 
 import forwardpass
 import hf_packers
+import tiny_encoders
+import tiny_pairs
 from forwardpass.errors import ForwardpassError, ModelFileError, ParameterError, UnsupportedModelError
 from forwardpass.models import packed_model
 from forwardpass.models.packed_model import open_packed
@@ -66,6 +68,31 @@ def test_every_dtype_gives_the_bits_of_its_source(folder, tmp_path, dtype):
         assert ours.token_ids == theirs.token_ids and ours.text == theirs.text
         assert model.tokenizer.chat_template == source.tokenizer.chat_template
         assert set(model.facts.end_ids) == {257, 259}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("case", ["albert-groups", "mpnet", "t5", "umt5", "marian"])
+def test_encoders_and_encoder_decoders(case, dtype, tmp_path):
+    """Layers that share weights, tables of relative biases, positions that are computed, and two halves."""
+    if case in tiny_encoders.CASES:
+        tiny_encoders.save(tiny_encoders.make(case, "labels"), tmp_path / "m")
+    else:
+        tiny_pairs.save(tiny_pairs.case(case), tmp_path / "m")
+    quantize(tmp_path / "m", tmp_path / "m.fpk", dtype, 2)
+    with (forwardpass.load(tmp_path / "m", dtype=dtype) as source,
+          forwardpass.load(tmp_path / "m.fpk") as model):
+        assert model.spec == source.spec
+        ours, theirs = hidden_states(model), hidden_states(source)
+        assert np.array_equal(ours, theirs) and np.isfinite(ours).all()
+        if case in tiny_encoders.CASES:
+            assert np.array_equal(model.network.head(ours), source.network.head(theirs))
+
+
+def hidden_states(model):
+    """Of TEXT, after twenty tokens of source where the model has an encoder for them."""
+    rows, source = [], None if model.spec.encoder is None else TEXT[:20]
+    model.engine.forward(TEXT, lambda first, values: rows.append(values.copy()), logits=False, source_ids=source)
+    return np.concatenate(rows)
 
 
 def test_a_gguf_file(smollm2_path, tmp_path):
