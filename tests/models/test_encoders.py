@@ -13,6 +13,7 @@ from forwardpass.models.alibi import alibi_slopes
 from forwardpass.models.rotary import rotary
 from forwardpass.models.spec import (
     AttentionSpec,
+    DisentangledSpec,
     HeadSpec,
     LayerSpec,
     MlpSpec,
@@ -46,6 +47,10 @@ def relative(buckets=8, distance=20, bidirectional=True, layer=0):
     return RelativeBiasSpec(buckets, distance, bidirectional, layer)
 
 
+def disentangled(*sizes, **changes):
+    return attention(disentangled=DisentangledSpec(*sizes, **changes))
+
+
 ENCODERS = {
     "learned positions": model(BERT, BERT, learned_positions=130, position_offset=2, embed_norm=BIASED),
     "rotary": model(MODERN, MODERN, final_norm=LAYER),
@@ -62,6 +67,10 @@ ENCODERS = {
     "relative bias": model(*2 * [attention(relative=relative())]),
     "relative bias of each layer": model(*[attention(relative=relative(layer=i)) for i in range(2)]),
     "relative bias in a window": model(attention(relative=relative(32, 40), window=9)),
+    "disentangled": model(*2 * [disentangled(10, 0, 0)]),
+    "disentangled, buckets": model(disentangled(8, 8, 30, norm=BIASED), BERT, disentangled(8, 8, 20, norm=BIASED)),
+    "disentangled, matrices of its own": model(disentangled(16, 16, 60, shared=False)),
+    "disentangled, one term": model(disentangled(10, 0, 0, p2c=False), disentangled(10, 0, 0, c2p=False, shared=False)),
 }
 
 
@@ -247,11 +256,14 @@ def random_spec(seed):
         heads, out = one(2, 4, 6), []
         bias = one(None, relative(one(8, 32), one(40, 50), not causal))
         shapes = dict(num_heads=heads, num_kv_heads=one(1, 2), head_dim=10)
+        spans = DisentangledSpec(8, one(0, 8), 30, one(True, False), True, one(True, False), norm(None))
         for _ in range(count):
             a = AttentionSpec(**shapes, scale=one(0.2, 0.4), rotary=one(None, rotary(one(4, 10), 1e3)),
                               window=one(0, 0, 9), qkv_bias=one(True, False), out_bias=one(True, False),
                               alibi=one((), (), alibi_slopes(heads)), softcap=one(0.0, 0.9), clip_qkv=one(0.0, 0.7),
                               qk_norm=norm(None, None), causal=causal, relative=bias)
+            if not causal and one(True, False, False):
+                a = replace(a, num_kv_heads=heads, disentangled=spans, softcap=0.0)
             order = one("pre", "post")
             x = AttentionSpec(one(2, 4), 2, 10, one(0.2, 0.4), qkv_bias=one(True, False), out_bias=one(True, False),
                               causal=False) if crossed else None
