@@ -423,3 +423,21 @@ def test_rows_beyond_the_vocabulary_count_in_the_sum_and_are_never_chosen():
     edited = searching(vocab=4, num_beams=3, num_return_sequences=3, max_new_tokens=1, suppress_tokens=[2])
     edited.advance(row)
     assert ids(edited) == [[3], [0], [1]]
+
+
+def test_as_many_end_tokens_as_there_are_others():
+    """Looking at the best few first changes nothing: half of 400 tokens end a text, and they are the likelier half."""
+    vocab, ends = 400, tuple(range(200))
+    row = np.linspace(3, -3, vocab).astype(np.float32)
+    for settings in ({}, {"repetition_penalty": 1.0001}):  # read off the best sums, and from whole rows
+        search = searching([399], vocab=vocab, ends=ends, num_beams=3, num_return_sequences=3, max_new_tokens=9,
+                           early_stopping="never", length_penalty=5, **settings)  # fmt: skip
+        assert follow(search, lambda text: row, [399], steps=1) == [[200], [201], [202]]
+        assert sorted(search.finished(), key=lambda one: -one.score) == search.finished()
+        assert ids(search) == [[0], [1], [2]]
+
+
+def test_sampling_beams_draws_so_many_at_most():
+    with pytest.raises(ParameterError, match="draws 4800 continuations a step; 4096 is the limit"):
+        searching(vocab=2000, ends=tuple(range(1199)), num_beams=4, do_sample=True)
+    searching(vocab=2000, ends=tuple(range(1199)), num_beams=4)

@@ -38,6 +38,9 @@ from forwardpass.decoding.processors import NEVER, build
 from forwardpass.decoding.stops import completes
 from forwardpass.errors import ForwardpassError, ParameterError
 
+MOST_DRAWN = 4096
+"""Continuations that a step of sampling beams draws at most."""
+
 
 class Step(NamedTuple):
     """The live beams after a step. parents: int32 [n], the row that each continues;  tokens: int32 [n], with what."""
@@ -106,6 +109,11 @@ class BeamSearch:
         self._ends = params.end_ids(facts)
         self._size = params.num_beams // params.num_beam_groups
         self._wanted = max(2, 1 + len(self._ends)) * self._size
+        if not params.greedy and self._wanted > MOST_DRAWN:
+            raise ParameterError(
+                f"do_sample=True with {params.num_beams} beams and {len(self._ends)} end tokens draws {self._wanted} "
+                f"continuations a step; {MOST_DRAWN} is the limit. Use fewer beams or end tokens."
+            )
         self._seed = rng.fresh_seed() if params.seed is None else params.seed
         past = self._chain.history if self._chain.edits_logits else None
         self._groups = [_Group([_Beam(0, 0.0, [], past and past.fork())]) for _ in range(params.num_beam_groups)]
@@ -151,10 +159,13 @@ class BeamSearch:
 
     # ---- a step
 
-    def _step_from(self, found: Iterable[Candidate]) -> Step:
-        """A step of a plain search, from the best sums of its beams."""
+    def _step_from(self, found: Sequence[Candidate]) -> Step | None:
+        """A step of a plain search, from the best sums of its beams; None if more of them are needed."""
         group = self._groups[0]
-        return self._moved([self._settle(group, *self._pick(group, found))])
+        going, ended = self._pick(group, found)
+        if not self._enough(going, ended) and found[-1][0] != NEVER:
+            return None
+        return self._moved([self._settle(group, going, ended)])
 
     def _step(self, logits: np.ndarray, rows: np.ndarray, pool: Any) -> Step:
         """A step of any search: whole rows of log-probabilities, edited."""
@@ -185,14 +196,23 @@ class BeamSearch:
             choices = BestSums(values, sums, self._facts.vocab_size, self.params.renormalize_logits, pool)
         else:
             choices = DrawnSums(values, sums, self._chain, self.params.renormalize_logits, self._seed, self.generated)
-        k = self._wanted
+        k = self._at_first
         while True:
             found = choices.first(k)
             going, ended = self._pick(group, found)
-            # Stop strings may end, and bad words rule out, more of them than there are others for.
-            if len(found) < k or len(ended if self._last else going) == self._size:
+            if len(found) < k or self._enough(going, ended):
                 return going, ended
             k *= 2
+
+    @property
+    def _at_first(self) -> int:
+        """How many candidates to look at. The rest of the best _wanted is looked at where these are not enough, and
+        still more where stop strings end, or bad words rule out, so many. Of drawn ones all must be there to be
+        ranked."""
+        return min(self._wanted, 2 * self._size + 16) if self.params.greedy else self._wanted
+
+    def _enough(self, going: list[Candidate], ended: list[Candidate]) -> bool:
+        return len(ended if self._last else going) == self._size
 
     @property
     def _last(self) -> bool:
@@ -318,7 +338,7 @@ def advance_all(
                 candidates = next(found)
                 if candidates is None:
                     raise ForwardpassError(sampler.BAD_LOGITS.format("others"))
-                out.append(search._step_from(candidates))
+                out.append(search._step_from(candidates) or search._step(logits, own, pool))
             else:
                 out.append(search._step(logits, own, pool))
         except Exception as error:
@@ -328,7 +348,7 @@ def advance_all(
 
 def _best_of_plain(
     searches: Sequence[BeamSearch], logits: np.ndarray, rows: Sequence[np.ndarray], pool: Any
-) -> list[Iterable[Candidate] | None]:
+) -> list[list[Candidate] | None]:
     """The candidates of each search, None if its logits are no numbers."""
     if not searches:
         return []
@@ -336,13 +356,13 @@ def _best_of_plain(
     np.cumsum([len(own) for own in rows], out=starts[1:])
     sums = np.array([beam.score for search in searches for beam in search._groups[0].live], np.float32)
     vocab_size = searches[0]._facts.vocab_size
-    k = min(max(search._wanted for search in searches), len(sums) * vocab_size)
+    k = min(max(search._at_first for search in searches), len(sums) * vocab_size)
     *found, log_sums = _native.best_continuations(
         pool, logits, np.concatenate(rows), sums, starts, vocab_size, k, True
     )
     scores, parents, tokens = (one.reshape(-1, k).tolist() for one in found)
     bad = np.isnan(log_sums)
     return [
-        None if bad[starts[i] : starts[i + 1]].any() else zip(scores[i], parents[i], tokens[i], strict=True)
+        None if bad[starts[i] : starts[i + 1]].any() else list(zip(scores[i], parents[i], tokens[i], strict=True))
         for i in range(len(searches))
     ]
