@@ -52,7 +52,7 @@ inline void grouped_block(const fp::Matrix& w, const fp::Activations& x, int64_t
   }
   for (int j = 0; j < R; ++j) y[j] = vmul(y[j], vset(x.scale[tile * 16 + (j < height ? j : 0)]));
   const int64_t rows = x.rows - tile * 16;
-  finish_rows(e, y, int(rows < R ? rows : R), tile * 16, p * fp::kPanel, w.n);
+  finish_some(e, y, int(rows < R ? rows : R), tile * 16, p * fp::kPanel, w.n);
 }
 
 inline void matmul_grouped(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,

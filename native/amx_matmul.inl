@@ -17,10 +17,8 @@ struct ByteEnd {
   const float* row_scale;
   V outputs(int64_t o) const { return vload(row_scale + o); }
   V row(const int32_t* c, int64_t r, V outputs) const {
-    const int32_t* total = x.row_totals(r);
-    auto sum = [&](int plane) {
-      return iadd(iload(c + 256 * plane), iset(int32_t(0u - 128u * uint32_t(total[plane]))));
-    };
+    const int32_t* offsets = x.row_offsets(r);
+    auto sum = [&](int plane) { return iadd(iload(c + 256 * plane), iset(offsets[plane])); };
     if constexpr (Planes == 2) return integer_result(sum(0), sum(1), x.scale[r], outputs);
     else return byte_result(sum(0), x.scale[r], outputs);
   }

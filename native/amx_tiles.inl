@@ -69,7 +69,7 @@ struct Converter {
       V y[16];
       const int rows = int(last - r);
       for (int j = 0; j < rows; ++j, c += 16) y[j] = end.row(c, r + j, outputs);
-      finish_rows(e, y, rows, r, o, n);
+      finish_some(e, y, rows, r, o, n);
     }
     line = stop;
     if (line == lines[block]) {

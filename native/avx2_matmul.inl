@@ -219,7 +219,7 @@ void int_block(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t
     for (int i = 0; i < 2; ++i) q8_half<R>(w.panel(p), groups, i, rows, half[i]);
     for (int j = 0; j < R; ++j) y[j] = vmul(V{half[0][j], half[1][j]}, vset(x.scale[r + j]));
   }
-  finish_rows(e, y, R, r, p * fp::kPanel, w.n);
+  finish_rows<R>(e, y, r, p * fp::kPanel, w.n);
 }
 
 template <fp::Format F>

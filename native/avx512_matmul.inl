@@ -234,7 +234,7 @@ void int_block(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t
     q8_sums<R>(w.panel(p), groups, rows, y);
     for (int j = 0; j < R; ++j) y[j] = vmul(y[j], vset(x.scale[r + j]));
   }
-  finish_rows(e, y, R, r, p * fp::kPanel, w.n);
+  finish_rows<R>(e, y, r, p * fp::kPanel, w.n);
 }
 
 // Rows [r, end) in blocks of R, what is left in smaller ones. Blocks never straddle a tile: 16 is a multiple of R.

@@ -40,7 +40,7 @@ constexpr int64_t term_count(fp::Format f, int64_t groups) {
 template <fp::Format F>
 inline void make_terms(const fp::Activations& x, int64_t r, int32_t* terms) {
   if constexpr (!fp::needs_sums(F)) {
-    for (int n = 0; n < 2; ++n) terms[n] = int32_t(0u - 128u * uint32_t(x.row_totals(r)[n]));
+    for (int n = 0; n < 2; ++n) terms[n] = x.row_offsets(r)[n];
     return;
   }
   const int32_t *hi = x.row_sums(0, r), *lo = x.row_sums(1, r);  // of 16 columns

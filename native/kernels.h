@@ -52,7 +52,7 @@ constexpr const char* kFormatNames[kFormats] = {"F32", "F16", "BF16", "Q4", "Q8"
 
 constexpr bool is_integer(Format f) { return f >= Format::Q4; }
 constexpr bool has_row_scale(Format f) { return is_integer(f) && f != Format::Q8; }
-// Whether a product takes the sums of runs of columns; the other integer formats take those of whole rows.
+// Whether a product takes the sums of runs of columns; the other integer formats take those of whole rows at most.
 constexpr bool needs_sums(Format f) {
   return is_integer(f) && f != Format::Q8A && f != Format::Q8C && f != Format::Q16;
 }
@@ -123,9 +123,10 @@ struct Matrix {
 // Rows stand in tiles of `height` rows: height = min(16, rows); what stands in the padding rows of the last is nobody's.
 //   Int15    planes: int8  [tile][k_pad/64][2 (hi, lo)][height][64]
 //            sums:   int32 [2 (hi, lo)][rows_pad][k_pad/16]     sums of each 16 columns, if `summed`
-//            totals: int32 [rows_pad][2 (hi, lo)]               sums of whole rows
+//            offsets: int32 [rows_pad][2 (hi, lo)]              -128 times the sum of a whole row: takes back what
+//                     stored bytes q + 128 add to a product
 //            scale:  float [rows_pad]
-//   Int8     planes: int8  [tile][k_pad/64][height][64];  totals: int32 [rows_pad];  scale as above
+//   Int8     planes: int8  [tile][k_pad/64][height][64];  offsets: int32 [rows_pad];  scale as above
 //   BF16     planes: uint16 [tile][k_pad/32][height][32]
 //   float    planes: float [rows_pad][k_pad]
 enum class ActKind : int { Float = 0, Bf16 = 1, Int15 = 2, Int8 = 3 };
@@ -140,7 +141,7 @@ struct Activations {
   int64_t rows = 0, k = 0;
   uint8_t* planes = nullptr;
   int32_t* sums = nullptr;
-  int32_t* totals = nullptr;
+  int32_t* offsets = nullptr;
   float* scale = nullptr;
 
   int64_t height() const { return rows < 16 ? rows : 16; }
@@ -161,15 +162,15 @@ struct Activations {
   float* row(int64_t r) const { return reinterpret_cast<float*>(planes) + r * k_pad(); }  // Float
   int64_t sums_of_row() const { return k_pad() / kSummed; }
   int32_t* row_sums(int plane, int64_t r) const { return sums + (plane * rows_pad() + r) * sums_of_row(); }
-  int32_t* row_totals(int64_t r) const { return totals + r * int_planes(); }
+  int32_t* row_offsets(int64_t r) const { return offsets + r * int_planes(); }
 
   int64_t planes_bytes() const { return tiles() * tile_bytes(); }
   int64_t sums_bytes() const { return summed ? 2 * rows_pad() * sums_of_row() * 4 : 0; }
-  int64_t totals_bytes() const { return integer() ? int_planes() * rows_pad() * 4 : 0; }
+  int64_t offsets_bytes() const { return integer() ? int_planes() * rows_pad() * 4 : 0; }
   int64_t scale_bytes() const { return integer() ? rows_pad() * 4 : 0; }
   // All of it in one memory, 64-byte aligned pieces.
   int64_t bytes() const {
-    return round_up(planes_bytes(), 64) + round_up(sums_bytes(), 64) + round_up(totals_bytes(), 64) +
+    return round_up(planes_bytes(), 64) + round_up(sums_bytes(), 64) + round_up(offsets_bytes(), 64) +
            round_up(scale_bytes(), 64);
   }
   void place(uint8_t* memory) {
@@ -180,7 +181,7 @@ struct Activations {
     };
     planes = take(planes_bytes());
     sums = reinterpret_cast<int32_t*>(take(sums_bytes()));
-    totals = reinterpret_cast<int32_t*>(take(totals_bytes()));
+    offsets = reinterpret_cast<int32_t*>(take(offsets_bytes()));
     scale = reinterpret_cast<float*>(take(scale_bytes()));
   }
 };
@@ -310,7 +311,7 @@ struct Kernels {
   const char* name;
   // y = W x for all rows of x and the panels [p0, p1) of w. scratch: at least matmul_scratch(k) bytes, private.
   void (*matmul)(const Matrix& w, const Activations& x, int64_t p0, int64_t p1, const Epilogue& e, uint8_t* scratch);
-  // Norm (or copy) of `rows` rows of k floats, ld apart, then into the rows of `x` from r on (planes, sums, totals, scale;
+  // Norm (or copy) of `rows` rows of k floats, ld apart, then into the rows of `x` from r on (planes, sums, offsets, scale;
   // zero padding columns). scratch: prepare_scratch(k) bytes.
   void (*prepare)(const Norm& norm, const float* in, int64_t ld, Activations& x, int64_t r, int64_t rows,
                   uint8_t* scratch);

@@ -145,43 +145,50 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
 // The operations on rows of floats: each thread has a contiguous share of the rows, the same in all of them.
 void Program::run_rows(const Op& op, const Step& step, const Team& team) {
   const int64_t width = widths_[size_t(op.out)], in_width = op.in < 0 ? 0 : widths_[size_t(op.in)];
+  const int64_t begin = step.rows * team.tid / team.size, rows = step.rows * (team.tid + 1) / team.size - begin;
+  float* out = buffer(op.out) + begin * width;
+  const float* in = op.in < 0 ? nullptr : buffer(op.in) + begin * in_width;
   float* spare = reinterpret_cast<float*>(team.scratch);  // one row
-  for (int64_t r = step.rows * team.tid / team.size; r < step.rows * (team.tid + 1) / team.size; ++r) {
-    float* row = buffer(op.out) + r * width;
-    const float* in = op.in < 0 ? nullptr : buffer(op.in) + r * in_width;
-    switch (op.kind) {
-      case OpKind::Embed:
-        kernels_.lookup(op.parts[0].w, step.ids[r], row);
-        if (op.scale != 1.0f) kernels_.cap(row, op.scale, 0.0f, width);
-        break;
-      case OpKind::Positions:
-        kernels_.lookup(op.parts[0].w, step.positions[r] + op.offset, spare);
-        kernels_.add(row, spare, 1.0f, width);
-        break;
-      case OpKind::Types:
-        kernels_.lookup(op.parts[0].w, step.types ? step.types[r] : 0, spare);
-        kernels_.add(row, spare, 1.0f, width);
-        break;
-      case OpKind::Norm:
-        if (op.norm.kind == NormKind::None) std::memcpy(row, in, size_t(width) * 4);
-        else kernels_.norm(op.norm, in, in_width, row, width, width, 1);
-        break;
-      case OpKind::AddNormed:
-        if (op.norm.kind != NormKind::None) kernels_.norm(op.norm, in, in_width, spare, width, width, 1);
-        kernels_.add(row, op.norm.kind == NormKind::None ? in : spare, op.scale, width);
-        break;
-      case OpKind::HeadNorm:
-        for (int64_t h = 0; h < op.heads; ++h) {
-          Norm norm = op.norm;
-          if (op.each) norm.weight += h * op.head_dim;
-          if (op.each && norm.bias) norm.bias += h * op.head_dim;
-          float* head = row + op.column + h * op.head_dim;
-          kernels_.norm(norm, head, width, head, width, op.head_dim, 1);
-        }
-        break;
-      case OpKind::Clip: kernels_.clip(row + op.column, op.limit, op.head_dim); break;
-      default: std::memcpy(row, buffer(op.in) + step.wanted[r] * width, size_t(width) * 4);  // Gather
-    }
+  auto each_row = [&](auto work) {
+    for (int64_t r = 0; r < rows; ++r) work(begin + r, out + r * width, in + r * in_width);
+  };
+  auto add_row_of = [&](auto row) {  // of a table
+    each_row([&](int64_t r, float* to, const float*) {
+      kernels_.lookup(op.parts[0].w, row(r), spare);
+      kernels_.add(to, spare, 1.0f, width);
+    });
+  };
+  switch (op.kind) {
+    case OpKind::Embed:
+      return each_row([&](int64_t r, float* to, const float*) {
+        kernels_.lookup(op.parts[0].w, step.ids[r], to);
+        if (op.scale != 1.0f) kernels_.cap(to, op.scale, 0.0f, width);
+      });
+    case OpKind::Positions: return add_row_of([&](int64_t r) { return int64_t(step.positions[r]) + op.offset; });
+    case OpKind::Types: return add_row_of([&](int64_t r) { return int64_t(step.types ? step.types[r] : 0); });
+    case OpKind::Norm:
+      if (op.norm.kind != NormKind::None) return kernels_.norm(op.norm, in, in_width, out, width, width, rows);
+      return each_row([&](int64_t, float* to, const float* from) { std::memcpy(to, from, size_t(width) * 4); });
+    case OpKind::AddNormed:
+      return each_row([&](int64_t, float* to, const float* from) {
+        if (op.norm.kind != NormKind::None) kernels_.norm(op.norm, from, in_width, spare, width, width, 1);
+        kernels_.add(to, op.norm.kind == NormKind::None ? from : spare, op.scale, width);
+      });
+    case OpKind::HeadNorm:
+      for (int64_t h = 0; h < op.heads; ++h) {
+        Norm norm = op.norm;
+        if (op.each) norm.weight += h * op.head_dim;
+        if (op.each && norm.bias) norm.bias += h * op.head_dim;
+        float* head = out + op.column + h * op.head_dim;
+        kernels_.norm(norm, head, width, head, width, op.head_dim, rows);
+      }
+      return;
+    case OpKind::Clip:
+      return each_row([&](int64_t, float* to, const float*) { kernels_.clip(to + op.column, op.limit, op.head_dim); });
+    default:  // Gather
+      each_row([&](int64_t r, float* to, const float*) {
+        std::memcpy(to, buffer(op.in) + step.wanted[r] * width, size_t(width) * 4);
+      });
   }
 }
 

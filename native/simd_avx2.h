@@ -111,6 +111,15 @@ inline V vselect_lt(const V& a, const V& b, const V& x, const V& y) {
   return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
 }
+inline V vpick(const float* table, const V& x) {
+  const __m256 low = _mm256_loadu_ps(table), high = _mm256_loadu_ps(table + 8);
+  auto pick = [&](__m256 a) {  // eight by the low three bits, of which half by the fourth, moved to the sign
+    const __m256i index = _mm256_castps_si256(a);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, index), _mm256_permutevar8x32_ps(high, index),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+  };
+  return {pick(x.a), pick(x.b)};
+}
 inline __m256 fraction8(__m256 a) {
   a = _mm256_max_ps(_mm256_set1_ps(-127.0f), a);
   __m256 whole = _mm256_floor_ps(a), f = _mm256_sub_ps(a, whole);

@@ -65,6 +65,9 @@ inline V vmin(V a, V b) { return _mm512_min_ps(a, b); }
 inline V vabs(V a) { return _mm512_abs_ps(a); }
 inline V vselect_first(int n, V a, V b) { return _mm512_mask_blend_ps(first_lanes(n), b, a); }
 inline V vselect_lt(V a, V b, V x, V y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
+inline V vpick(const float* table, V a) {
+  return _mm512_permutexvar_ps(_mm512_castps_si512(a), _mm512_loadu_ps(table));
+}
 inline V vfraction(V a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 inline V vscale2(V a, V b) { return _mm512_scalef_ps(a, b); }  // flushes as MXCSR says
 inline I vround_i32(V a) { return _mm512_cvtps_epi32(a); }

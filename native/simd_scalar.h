@@ -50,6 +50,8 @@ inline V vselect_first(int n, const V& a, const V& b) { V r; FP_LANES r.v[i] = i
 inline V vselect_lt(const V& a, const V& b, const V& x, const V& y) {
   V r; FP_LANES r.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]; return r;
 }
+// table[low four bits of each lane of a].
+inline V vpick(const float* table, const V& a) { V r; FP_LANES r.v[i] = table[fp::f32_to_bits(a.v[i]) & 15]; return r; }
 // a - floor(a) rounded towards zero (as vreduceps does; a < -127 may give any fraction), and a * 2^floor(b) for
 // 1 <= a <= 2, b <= 126: 0 below 2^-126.
 inline V vfraction(const V& a) {

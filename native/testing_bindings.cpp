@@ -126,10 +126,10 @@ void bind_testing(nb::module_& parent) {
     const fp::Activations& a = x_.a;
     return nb::make_tuple(copied<uint8_t>(a.planes, {size_t(a.planes_bytes())}),
                           copied<int32_t>(a.sums, {a.summed ? 2u : 0u, size_t(a.rows_pad()), size_t(a.sums_of_row())}),
-                          copied<int32_t>(a.totals, {size_t(a.totals_bytes() / 4)}),
+                          copied<int32_t>(a.offsets, {size_t(a.offsets_bytes() / 4)}),
                           copied<float>(a.scale, {size_t(a.scale_bytes() / 4)}));
   }, "isa"_a, "format"_a, "x"_a, "kind"_a, "eps"_a, "weight"_a.none(), "bias"_a.none(),
-     "(planes, sums, totals, scale) as native/kernels.h describes them, what products with a matrix format read.");
+     "(planes, sums, offsets, scale) as native/kernels.h describes them, what products with a matrix format read.");
 
   m.def("norm", [](const std::string& isa, int kind, float eps, ConstFloats weight, Optional bias, ConstFloats2 x,
                    Floats2 out) {

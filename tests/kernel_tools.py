@@ -182,7 +182,7 @@ NORMS = ("none", "rms", "layer")
 
 
 def prepare(isa: str, format: str, x: np.ndarray, norm: str = "none", eps: float = 1e-5, weight=None, bias=None):
-    """(planes uint8, sums int32 [2, rows_pad, groups], totals int32, scale float32 [rows_pad]) of rows of x."""
+    """(planes uint8, sums int32 [2, rows_pad, groups], offsets int32, scale float32 [rows_pad]) of rows of x."""
     return _native.testing.prepare(isa, FORMATS.index(format), x, NORMS.index(norm), eps, weight, bias)
 
 

@@ -1,33 +1,41 @@
 // The end of every matrix product: bias, activation, and how the result joins what is there.
 
-// Sixteen outputs starting at `o` of row `r`; n = outputs of the whole matrix.
-inline void finish_outputs(const fp::Epilogue& e, V y, int64_t r, int64_t o, int64_t n) {
-  int left = int(n - o < 16 ? n - o : 16);
-  float* out = e.out + r * e.ld + o;
-  if (e.bias) y = vadd(y, vload_n(e.bias + o, left));
-  if (e.act != fp::Act::None) y = activate(e.act, y);
-  if (e.mode == fp::Mode::Add) y = vadd(vload_n(out, left), y);
-  if (e.mode == fp::Mode::Gate) y = vmul(y, vload_n(out, left));
-  vstore_n(out, y, left);
+// Sixteen outputs from `o` of `rows` rows from r, in one pass. n = outputs of the whole matrix: the last of the sixteen
+// may be missing. Not inline: one copy of the activations' code serves all products.
+[[gnu::noinline]] void finish_some(const fp::Epilogue& e, const V* y, int rows, int64_t r, int64_t o, int64_t n) {
+  with_activation(e.act, [&](auto act) {
+    auto finish = [&](auto lanes) {
+      float* out = e.out + r * e.ld + o;
+      const V bias = e.bias ? lanes.load(e.bias + o) : vzero();
+      for (int j = 0; j < rows; ++j, out += e.ld) {
+        V result = act(e.bias ? vadd(y[j], bias) : y[j]);
+        if (e.mode == fp::Mode::Add) result = vadd(lanes.load(out), result);
+        if (e.mode == fp::Mode::Gate) result = vmul(result, lanes.load(out));
+        lanes.store(out, result);
+      }
+    };
+    if (o + 16 <= n) finish(WholeVector{});
+    else finish(PartVector{int(n - o)});
+  });
 }
 
-// `rows` rows from r; y is used up.
-inline void finish_rows(const fp::Epilogue& e, V* y, int rows, int64_t r, int64_t o, int64_t n) {
-  if (o + 16 > n) {
-    for (int j = 0; j < rows; ++j) finish_outputs(e, y[j], r + j, o, n);
-    return;
+template <int R>
+inline void finish_rows(const fp::Epilogue& e, const V (&y)[R], int64_t r, int64_t o, int64_t n) {
+  if (e.act != fp::Act::None || o + 16 > n) {
+    V copy[R];  // y itself may then stay in registers
+    for (int j = 0; j < R; ++j) copy[j] = y[j];
+    return finish_some(e, copy, R, r, o, n);
   }
   float* out = e.out + r * e.ld + o;
-  if (e.bias) {
-    const V bias = vload(e.bias + o);
-#pragma GCC unroll 8
-    for (int j = 0; j < rows; ++j) y[j] = vadd(y[j], bias);
+  const V bias = e.bias ? vload(e.bias + o) : vzero();
+#pragma GCC unroll 16
+  for (int j = 0; j < R; ++j, out += e.ld) {
+    V result = e.bias ? vadd(y[j], bias) : y[j];
+    if (e.mode == fp::Mode::Add) result = vadd(vload(out), result);
+    if (e.mode == fp::Mode::Gate) result = vmul(result, vload(out));
+    vstore(out, result);
   }
-  if (e.act != fp::Act::None) activate_some(e.act, y, rows);
-#pragma GCC unroll 8
-  for (int j = 0; j < rows; ++j, out += e.ld) {
-    if (e.mode == fp::Mode::Add) y[j] = vadd(vload(out), y[j]);
-    if (e.mode == fp::Mode::Gate) y[j] = vmul(y[j], vload(out));
-    vstore(out, y[j]);
-  }
+}
+inline void finish_outputs(const fp::Epilogue& e, V y, int64_t r, int64_t o, int64_t n) {
+  finish_some(e, &y, 1, r, o, n);
 }

@@ -1,4 +1,7 @@
-// exp, tanh, erf and the activations, sixteen lanes at a time, the same bits on every instruction set.
+// exp, tanh and the activations, sixteen lanes at a time, the same bits on every instruction set.
+
+#include "vectors.inl"
+#include "gelu.inl"
 
 // e^x: x = n ln2 + r, |r| <= ln2 / 2, a polynomial for e^r of degree six, and n added to the exponent in two halves.
 // About 1 ulp; below -87.3 the result is 0 (flushed), above 88.7 infinity; NaN stays NaN.
@@ -39,52 +42,16 @@ inline V vtanh(V x) {
   return vselect_lt(a, vset(0.625f), small, large);
 }
 
-// erf: Abramowitz and Stegun 7.1.26 is too coarse for float32 parity; this is a series near zero and
-// 1 - e^(-x^2) * (a polynomial in 1 / (1 + x/2)) elsewhere (Numerical Recipes, erfc by Chebyshev fit, 1.2e-7).
-inline V verf(V x) {
-  V a = vabs(x), square = vmul(x, x);
-  V s = vset(-8.5483270e-4f);
-  s = vfma(s, square, vset(5.2239776e-3f));
-  s = vfma(s, square, vset(-2.6866170e-2f));
-  s = vfma(s, square, vset(1.1283792e-1f));
-  s = vfma(s, square, vset(-3.7612639e-1f));
-  s = vfma(s, square, vset(1.1283792f));
-  V small = vmul(s, x);
-  V t = vdiv(vset(1.0f), vfma(a, vset(0.5f), vset(1.0f)));
-  V p = vset(0.17087277f);
-  p = vfma(p, t, vset(-0.82215223f));
-  p = vfma(p, t, vset(1.48851587f));
-  p = vfma(p, t, vset(-1.13520398f));
-  p = vfma(p, t, vset(0.27886807f));
-  p = vfma(p, t, vset(-0.18628806f));
-  p = vfma(p, t, vset(0.09678418f));
-  p = vfma(p, t, vset(0.37409196f));
-  p = vfma(p, t, vset(1.00002368f));
-  p = vfma(p, t, vset(-1.26551223f));
-  V tail = vmul(t, vexp(vsub(p, square)));
-  V large = vsub(vset(1.0f), tail);
-  large = vselect_lt(x, vzero(), vsub(vzero(), large), large);
-  return vselect_lt(a, vset(0.5f), small, large);
-}
-
-inline V activate(fp::Act act, V x) {
+// body(the activation as a function of a vector).
+template <typename Body>
+inline void with_activation(fp::Act act, const Body& body) {
   switch (act) {
-    case fp::Act::Silu: return vmul(x, vsigmoid(x));
-    case fp::Act::GeluTanh: {
-      V cube = vmul(vmul(x, x), x);
-      V inner = vmul(vset(0.7978845608f), vfma(cube, vset(0.044715f), x));
-      return vmul(vmul(vset(0.5f), x), vadd(vset(1.0f), vtanh(inner)));
-    }
-    case fp::Act::GeluErf: return vmul(vmul(vset(0.5f), x), vadd(vset(1.0f), verf(vmul(x, vset(0.7071067812f)))));
-    case fp::Act::Relu: return vmax(x, vzero());
-    case fp::Act::QuickGelu: return vmul(x, vsigmoid(vmul(vset(1.702f), x)));
-    case fp::Act::Tanh: return vtanh(x);
-    case fp::Act::None: break;
+    case fp::Act::Silu: return body([](V x) { return vmul(x, vsigmoid(x)); });
+    case fp::Act::GeluTanh: return body([](V x) { return gelu(x, kTanhTable); });
+    case fp::Act::GeluErf: return body([](V x) { return gelu(x, kNormalTable); });
+    case fp::Act::Relu: return body([](V x) { return vmax(x, vzero()); });
+    case fp::Act::QuickGelu: return body([](V x) { return vmul(x, vsigmoid(vmul(vset(1.702f), x))); });
+    case fp::Act::Tanh: return body([](V x) { return vtanh(x); });
+    case fp::Act::None: return body([](V x) { return x; });
   }
-  return x;
-}
-
-// Not inline: one copy of its code serves all products.
-[[gnu::noinline]] void activate_some(fp::Act act, V* y, int count) {
-  for (int j = 0; j < count; ++j) y[j] = activate(act, y[j]);
 }

@@ -118,8 +118,8 @@ inline void quantise_row(const float* x, fp::Activations& a, int64_t r, V most) 
       total_hi = isum_bytes(total_hi, hi);
     }
   }
-  a.row_totals(r)[0] = ireduce_add(total_hi);
-  if constexpr (kTwo) a.row_totals(r)[1] = ireduce_add(total_lo);
+  a.row_offsets(r)[0] = -128 * ireduce_add(total_hi);
+  if constexpr (kTwo) a.row_offsets(r)[1] = -128 * ireduce_add(total_lo);
 }
 
 inline void float_row(const float* x, fp::Activations& a, int64_t r) {

@@ -78,17 +78,17 @@ def test_fifteen_bit_activations(isa, kind):
         for count in (1, 3, 16, 17, 33):
             x = rows_of(count, k)
             arguments = (kind, 1e-5, weight, bias) if kind != "none" else ()
-            planes, sums, totals, scale = prepare(isa, "Q4", x, *arguments)
-            for one, other in zip((planes, sums, totals, scale), prepare("scalar", "Q4", x, *arguments), strict=True):
+            planes, sums, offsets, scale = prepare(isa, "Q4", x, *arguments)
+            for one, other in zip((planes, sums, offsets, scale), prepare("scalar", "Q4", x, *arguments), strict=True):
                 assert same(one, other), (k, count)
             without_sums = prepare(isa, "Q8C", x, *arguments)
             assert without_sums[1].size == 0
-            assert all(same(a, b) for a, b in zip(without_sums[::2], (planes, totals), strict=True))
+            assert all(same(a, b) for a, b in zip(without_sums[::2], (planes, offsets), strict=True))
             hi, lo = int15_values(planes, count, k)
             assert np.abs(hi).max() <= 127 and lo.min() >= -64 and lo.max() <= 63
             for plane, values in enumerate((hi, lo)):
                 assert same(sums[plane, :count].astype(np.int64), values.reshape(count, -1, 16).sum(2))
-                assert same(totals.reshape(-1, 2)[:count, plane].astype(np.int64), values.sum(1))
+                assert same(offsets.reshape(-1, 2)[:count, plane].astype(np.int64), -128 * values.sum(1))
             assert not hi[:, k:].any() and not lo[:, k:].any()  # padding columns
             x = x if kind == "none" else np.array([norm("scalar", kind, weight, bias, row) for row in x])
             step = scale[:count, None].astype(np.float64)
@@ -104,12 +104,12 @@ def test_eight_bit_activations(isa, kind):
         for count in (1, 3, 16, 17, 33):
             x = rows_of(count, k)
             arguments = (kind, 1e-5, weight, bias) if kind != "none" else ()
-            planes, sums, totals, scale = prepare(isa, "Q8A", x, *arguments)
-            for one, other in zip((planes, sums, totals, scale), prepare("scalar", "Q8A", x, *arguments), strict=True):
+            planes, sums, offsets, scale = prepare(isa, "Q8A", x, *arguments)
+            for one, other in zip((planes, sums, offsets, scale), prepare("scalar", "Q8A", x, *arguments), strict=True):
                 assert same(one, other), (k, count)
             (q,) = plane_values(planes, 1, count, k)
             assert sums.size == 0 and np.abs(q).max() <= 127 and not q[:, k:].any()
-            assert same(totals[:count].astype(np.int64), q.sum(1))
+            assert same(offsets[:count].astype(np.int64), -128 * q.sum(1))
             x = x if kind == "none" else norm("scalar", kind, weight, bias, x)
             step = scale[:count, None].astype(np.float64)
             assert (np.abs(step * q[:, :k] - x) <= step * 0.5001).all()

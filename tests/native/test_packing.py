@@ -40,8 +40,9 @@ def reference(type, raw, n, k):
 
 
 @pytest.mark.parametrize("type, format", [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("F16", "F32"),
-                                          ("BF16", "F32"), ("Q8_0", "Q8"), ("Q5_0", "Q8"), ("Q4_0", "Q8"), ("Q4_0", "F32"), ("Q4_1", "F32"),
-                                          ("Q5_0", "F32"), ("Q5_1", "F32"), ("Q8_0", "F32")])
+                                          ("BF16", "F32"), ("Q8_0", "Q8"), ("Q5_0", "Q8"), ("Q4_0", "Q8"),
+                                          ("Q4_0", "F32"), ("Q4_1", "F32"), ("Q5_0", "F32"), ("Q5_1", "F32"),
+                                          ("Q8_0", "F32")])
 def test_exact_formats_keep_every_bit(type, format):
     rng = np.random.default_rng(1)
     for n, k in SHAPES if type in GROUPED else FLOAT_SHAPES:

@@ -10,7 +10,8 @@ import pytest
 
 from block_tools import bound, sound_blocks
 from forwardpass import _native
-from forwardpass.backends.native import FORMATS
+from forwardpass.backends.native import ARITHMETIC, FORMATS, READS
+from forwardpass.models.loading import agree
 from forwardpass.quant.formats import DTYPES, bits_a_weight, has_layout, kernel_format
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.repack import REPACKED
@@ -54,12 +55,36 @@ def test_requested(kind, dtype):
         assert same(found, exact)
     elif dtype == "bfloat16":
         assert (np.abs(found - exact) <= np.abs(exact) / 256).all()
-    elif dtype == "int8":
+    elif dtype in ("int8", "w8a16", "w8a8"):
         assert (np.abs(found - exact) <= np.abs(exact).max(1, keepdims=True) / 127 * 0.501).all()
     else:
         groups = exact.reshape(ROWS, -1, 32)
         step = np.repeat(np.ptp(groups, axis=2) / 15, 32, axis=1)
         assert (np.abs(found - exact) <= step * 0.501 + 4.6 * packed.row_scale()[:, None]).all()
+
+
+def test_int8_goes_by_kind_of_model():
+    """Eight bits of activations for what reads a text once, fifteen for what writes; asked for by name, either way."""
+    for kind in ("F32", "BF16", "Q4_K", "C8"):
+        assert kernel_format(kind, "int8") == kernel_format(kind, "int8", causal=True) == "Q8C"
+        assert kernel_format(kind, "int8", causal=False) == "Q8A"
+        for causal in (True, False):
+            assert kernel_format(kind, "w8a16", causal) == "Q8C" and kernel_format(kind, "w8a8", causal) == "Q8A"
+            assert kernel_format(kind, "auto", causal) == kernel_format(kind, "auto")
+    assert READS["Q8C"] == "int15" and READS["Q8A"] == "int8" and ARITHMETIC["Q8C"] == ARITHMETIC["Q8A"] == "int8"
+
+
+def test_kinds_that_read_one_input_agree():
+    """Fifteen and eight bits of activations cannot both be read by q, k and v, nor by gate and up."""
+    formats = {f"layers.0.{name}.weight": "Q8C" for name in ("attention.q", "attention.k", "attention.v", "mlp.up")}
+    formats |= {"layers.0.mlp.gate.weight": "Q8C", "layers.0.mlp.down.weight": "Q8A"}
+    same_kinds = dict(formats)
+    agree(same_kinds)
+    assert same_kinds == formats
+    formats["layers.0.attention.k.weight"] = "Q8A"
+    agree(formats)
+    assert [name for name, format in formats.items() if format == "F32"] == [
+        f"layers.0.attention.{name}.weight" for name in "qkv"]
 
 
 @pytest.mark.parametrize("kind", sorted({*STORED} - {"MXFP4", "NVFP4"}))  # whose scales are always numbers

@@ -66,7 +66,7 @@ class Command:
 
 
 MODEL = Option("model", TEXT, "A path, a name of the catalogue, or hf:org/name.")
-DTYPE = Option("dtype", TEXT, "auto, float32, bfloat16, int8 or int4.", "auto")
+DTYPE = Option("dtype", TEXT, "auto, float32, bfloat16, w8a16, w8a8, int8 (w8a8 in encoders) or int4.", "auto")
 KV_DTYPE = Option("kv_dtype", TEXT, "Type of cached keys and values: auto, float32, bfloat16 or int8.", "auto")
 THREADS = Option("threads", INT, "Worker threads (default: the CPUs this process may use).")
 JSON = Option("json", FLAG, "Print JSON, for programs.")

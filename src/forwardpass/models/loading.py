@@ -80,7 +80,9 @@ def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: na
 
 def plan(checkpoint: Checkpoint, dtype: str) -> tuple[list[Place], int]:
     """A place for every matrix, in the order a forward pass reads them, and the bytes of the whole arena."""
-    formats = {one.target: _format(one, dtype) for one in checkpoint.weights if is_matrix(one.target, one.row.shape)}
+    causal = checkpoint.spec.causal
+    formats = {one.target: _format(one, dtype, causal) for one in checkpoint.weights
+               if is_matrix(one.target, one.row.shape)}
     agree(formats)
     return lay_out((one, formats[one.target]) for one in checkpoint.weights if one.target in formats)
 
@@ -95,15 +97,15 @@ def lay_out(matrices: Iterable[tuple[BoundRow, str]]) -> tuple[list[Place], int]
     return places, offset
 
 
-def _format(one: BoundRow, dtype: str) -> str:
+def _format(one: BoundRow, dtype: str, causal: bool) -> str:
     # Tables of positions and token types are looked up and added, never multiplied with: quantising them would save
     # nothing. Nor would a router's few rows, whose errors choose other experts.
-    if one.target.endswith(_KEPT) and dtype in ("int8", "int4"):
+    if one.target.endswith(_KEPT) and dtype in ("int8", "w8a16", "w8a8", "int4"):
         dtype = "auto"
     # Embedding and head are felt in every token: four bits there cost a small model 4% of perplexity, eight bits none.
     if one.target.removeprefix(ENCODER) in (EMBEDDING, HEAD) and dtype == "int4":
-        dtype = "int8"
-    return kernel_format(one.info.type, dtype)
+        dtype = "w8a16"
+    return kernel_format(one.info.type, dtype, causal)
 
 
 def agree(formats: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forwardpass.backends import native
 from forwardpass.errors import ParameterError
 
-DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "w8a16", "w8a8", "int4")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 
 _AS_STORED = {
@@ -19,14 +19,20 @@ _AS_STORED = {
     "IQ2_XS": "Q16", "IQ2_S": "Q16",
     "G4": "Q4", "G8": "Q8", "C8": "Q8C", "W16": "Q16",
 }
-_REQUESTED = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8C", "int4": "Q4"}
+_REQUESTED = {"float32": "F32", "bfloat16": "BF16", "w8a16": "Q8C", "w8a8": "Q8A", "int4": "Q4"}
 
 
-def kernel_format(stored: str, dtype: str) -> str:
-    """"auto" keeps what is stored, in the smallest layout that holds the type's levels (whole numbers) as they are, for
+def kernel_format(stored: str, dtype: str, causal: bool = True) -> str:
+    """"auto" keeps what is stored, in the smallest layout that holds a type's levels (whole numbers) as they are, for
     as few columns a scale as the type has: their scales become 16-bit integers relative to one float a row, in Q8 half
-    precision. Two types fit none; as Q16 every weight is such an integer. Floats stay as they are."""
-    return _AS_STORED[stored] if dtype == "auto" else _REQUESTED[dtype]
+    precision. Two types fit none; as Q16 every weight is such an integer. Floats stay as they are.
+
+    "int8" is "w8a16" (eight-bit weights, fifteen-bit activations) for a model that generates, whose errors add up from
+    token to token, and "w8a8" for one that only reads. causal: ModelSpec.causal.
+    """
+    if dtype == "auto":
+        return _AS_STORED[stored]
+    return _REQUESTED[("w8a16" if causal else "w8a8") if dtype == "int8" else dtype]
 
 
 def has_layout(stored: str) -> bool:

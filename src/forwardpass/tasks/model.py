@@ -46,7 +46,8 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
 
     model:    a path (GGUF file, Hugging Face directory, packed file), a name of the catalogue (fetched if absent) or
               "hf:org/name"
-    dtype:    "auto" (as stored), "float32" (the reference mode), "bfloat16", "int8" or "int4"
+    dtype:    "auto" (as stored), "float32" (the reference mode), "bfloat16", "int4", or eight-bit weights with fifteen-
+              or eight-bit activations: "w8a16", "w8a8"; "int8" is the first for models that generate, else the second
     kv_dtype: "auto" (float32 in the reference mode, else bfloat16), "float32", "bfloat16" or "int8"
     threads:  worker threads; None = FORWARDPASS_THREADS, else the CPUs this process may use
     device:   "cpu"
