@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -68,6 +70,9 @@ def test_translate_equals_transformers(form, tmp_path):
         with pytest.raises(forwardpass.ParameterError, match="Klingon"):
             model.translate(TEXT, source, "Klingon")
     assert done.prompt_token_ids == ids and done.token_ids == answer
+    text = AutoTokenizer.from_pretrained(directory).decode(
+        answer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert done.text.strip() == re.sub("__[a-z]+__", "", text).strip()  # no language, nothing unknown
     quantize(directory, tmp_path / "model.fpk", "float32", 1)
     with forwardpass.load(tmp_path / "model.fpk") as model:
         assert model.facts == facts and model.tokenizer.languages == languages

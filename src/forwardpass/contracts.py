@@ -163,7 +163,8 @@ class Piece:
 class Completion:
     """One finished answer.
 
-    text:             the pieces' texts, joined
+    text:             the pieces' texts, joined; of an encoder-decoder without the tokens that begin or end an answer,
+                      name its language or stand for what is unknown
     token_ids:        generated tokens only; the end token is included if it was generated
     prompt_token_ids: the prompt as the model saw it; of an encoder-decoder, what its encoder read
     finish_reason:    "stop" (end token or stop string), "length" or "cancelled"

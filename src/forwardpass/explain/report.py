@@ -178,7 +178,8 @@ def _counted(phase: str, steps: list[dict[str, dict[str, Cost]]], wall: float, m
                 costs[stage, op] = costs.get((stage, op), Cost()) + cost
     step_bytes = sum(cost.bytes for cost in costs.values()) // len(steps)
     counted = [Counted(phase, stage, op, seconds, costs.get((stage, op), Cost()), step_bytes)
-               for stage, ops in model.network.timings().items() for op, seconds in ops.items()]
+               for stage, ops in model.network.timings().items() for op, seconds in ops.items()
+               if seconds or (stage, op) in costs]  # a source is only read in the first phase
     model.network.reset_timings()
     if choosing is not None:
         counted.append(Counted(phase, "postprocess", "choose", choosing))

@@ -31,7 +31,8 @@ class Choice:
     """The state of one answer.
 
     prompt_ids:  token ids of the prompt; of an encoder-decoder, those that the answer begins with
-    source_ids:  token ids that the encoder read, for the caller the prompt; None = the model has none
+    source_ids:  token ids that the encoder read, for the caller the prompt; None = the model has none. An answer to a
+                 source begins with a token of its own, perhaps that of its language: those are not shown
     prompt_index: which prompt of its list this is an answer to
     tokenizer:   decode(list of ids) -> str
     index:       which of the prompt's answers this is
@@ -69,7 +70,10 @@ class Choice:
         )
         # After a special token a new text begins; after ordinary ones the answer goes on with theirs.
         continues = bool(self.prompt_ids) and self.prompt_ids[-1] not in facts.special_ids
-        self._stream = TextStream(tokenizer, continues=continues) if text_stream is None else text_stream
+        if text_stream is None:
+            skip = () if source_ids is None else tokenizer.silent_ids
+            text_stream = TextStream(tokenizer, skip=skip, continues=continues)
+        self._stream = text_stream
         self._stops = StopStrings(params.stop, include=params.include_stop)
         self._texts: list[str] = []
         self._ends = params.end_ids(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from ..errors import UnsupportedModelError
 from ..weights.tokenizer import Tokenizer
@@ -13,18 +14,18 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 class TextStream:
     """Text of a growing list of tokens.
 
-    What `push` and then `finish` return concatenates to exactly `tokenizer.decode(ids, skip_special_tokens)`; with
+    What `push` and then `finish` return concatenates to exactly `tokenizer.decode(ids)` without those in `skip`; with
     `continues`, to what these ids add to the text before them, where a space in front is part of the text. A
     character spread over several tokens appears with its last byte; one that never completes is a single U+FFFD from
     `finish`. Each token costs the same however long the text already is, because tokens are bytes and only an
     unfinished character (at most 3 bytes) is kept.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = False, continues: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip: Collection[int] = (), continues: bool = False) -> None:
         if not tokenizer.decodes_bytes:
             raise UnsupportedModelError("the tokens of this vocabulary are no pieces of text, so it can't be streamed.")
         self._token_bytes = tokenizer.token_bytes
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = skip
         self._utf8 = _Utf8("replace")
         self._drop = "" if continues else tokenizer.drops_first_space
 

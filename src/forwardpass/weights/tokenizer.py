@@ -138,6 +138,17 @@ class Tokenizer:
         return tuple(token.content for i, token in sorted(self._added.items()) if token.special and token.content)
 
     @cached_property
+    def silent_ids(self) -> frozenset[int]:
+        """Special tokens that are never text of an answer to a source: where a text begins or ends, padding, what is
+        unknown, which language it is in. T5's tokens for gaps are not among them: an answer that fills gaps names them.
+        """
+        named = (self.token_to_id(text) for role, text in self.template_variables.items() if role.endswith("_token"))
+        others = (self.bos_token_id, self.unk_token_id, self.pad_token_id, *self.eos_token_ids)
+        said = self.languages is not None and self.languages.target_place in ("first", "start")
+        languages = self.languages.tokens.values() if said else ()
+        return self.special_ids & {*named, *others} | {*languages}
+
+    @cached_property
     def plain_backend(self) -> Backend:
         """The same vocabulary, deaf to special tokens. It shares the model, so it costs next to nothing."""
         plain = Backend(self.backend.model)
