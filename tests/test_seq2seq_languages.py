@@ -72,7 +72,8 @@ def test_translate_equals_transformers(form, tmp_path):
     assert done.prompt_token_ids == ids and done.token_ids == answer
     text = AutoTokenizer.from_pretrained(directory).decode(
         answer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert done.text.strip() == re.sub("__[a-z]+__", "", text).strip()  # no language, nothing unknown
+    # No language, nothing unknown; but T5's gaps have their names.
+    assert re.sub("<extra_id_[0-9]+>", "", done.text).strip() == re.sub("__[a-z]+__", "", text).strip()
     quantize(directory, tmp_path / "model.fpk", "float32", 1)
     with forwardpass.load(tmp_path / "model.fpk") as model:
         assert model.facts == facts and model.tokenizer.languages == languages

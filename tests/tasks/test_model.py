@@ -248,6 +248,8 @@ def test_tasks_that_take_one_text(tiny):
             call(["a b", "c d"])
     with pytest.raises(ParameterError, match="two tokens"):
         tiny.score([1])
+    with pytest.raises(ParameterError, match="no encoder"):
+        tiny.score([1, 2], source="a")
     with pytest.raises(ParameterError, match="num_return_sequences"):
         tiny.stream("a", num_return_sequences=2)
 

@@ -219,6 +219,23 @@ def test_generate_answers_to_the_source(pair):
     assert model.text2text("abc def.", max_new_tokens=8, num_beams=3).token_ids == done.token_ids
 
 
+def test_the_score_of_an_answer(pair):
+    import torch
+
+    model, theirs = pair
+    source, answer = (model.tokenizer.encode(text, add_special_tokens=True, parse_special=False)
+                      for text in ("abc def.", "Def!"))
+    with torch.no_grad():
+        loss = float(theirs(input_ids=torch.tensor([source]), labels=torch.tensor([answer])).loss)
+    score = model.score("Def!", source="abc def.")
+    assert score.num_tokens == len(answer) and answer[-1] == 1
+    assert score.log_likelihood == pytest.approx(-loss * len(answer), rel=1e-5)
+    assert model.score(answer, source=source) == score
+    assert model.score([5], source="abc").num_tokens == 1
+    with pytest.raises(ParameterError, match="give source="):
+        model.score("Def!")
+
+
 def test_translate_is_generate_with_the_prefix(pair):
     model, _ = pair
     text = "A house. Two houses!"

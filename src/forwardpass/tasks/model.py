@@ -144,6 +144,8 @@ class Model(Reading, Answering):
         on_overflow: what to do when the history no longer fits, "error" or "drop_oldest" (whole turns, with a warning).
         """
         started = perf_counter()
+        if self.spec.encoder:
+            require(self, "chat")
         chosen = self._params(params)
         context = self.spec.max_position_embeddings
         # Unless the caller names a number, any answer is better than none, but a turn is dropped for a decent one.
@@ -164,6 +166,8 @@ class Model(Reading, Answering):
             are longer, what is furthest from the cursor is left out.
         """
         started = perf_counter()
+        if self.spec.encoder:
+            require(self, "complete")
         tokenizer = self._tokenizer("complete")
         chosen = self._params(params)
         for name, text in (("prefix", prefix), ("suffix", suffix)):
@@ -212,13 +216,23 @@ class Model(Reading, Answering):
             return self._read(token_ids, token_types, lambda hidden: hidden.values.copy())
         return self._rows(token_ids, self.spec.hidden_size, logits=False, source_ids=source_ids)
 
-    def score(self, text: str | Sequence[int]) -> Score:
-        """How likely the model finds a text. The first token has nothing before it and is not scored."""
+    def score(self, text: str | Sequence[int], *, source: str | Sequence[int] | None = None) -> Score:
+        """How likely the model finds a text. The first token has nothing before it and is not scored.
+
+        source: what an encoder-decoder reads (text or ids); all of `text` is then scored as the answer to it, a str
+            with its end token.
+        """
         require(self, "score")
-        prompts, single = self._prompts(text)
-        if not single:
+        if (source is None) == (self.spec.encoder is not None):
+            raise ParameterError("score of an encoder-decoder is that of an answer: give source=, what it answers to"
+                                 if source is None else "this model has no encoder: source must be None")
+        (ids, *more), single = self._prompts(text)
+        source_ids = None
+        if source is not None:
+            source_ids, ids = self._ids(source), [self.facts.start_id, *ids]
+            self._check_source(source_ids)
+        if more or not single:
             raise ParameterError("score takes one text; call it once for each")
-        ids = prompts[0]
         if len(ids) < 2:
             raise ParameterError("score needs a text of at least two tokens: the first is not scored")
         self._check_length(ids, 0)
@@ -231,7 +245,7 @@ class Model(Reading, Answering):
                 peak = float(row.max())
                 total += float(row[target]) - peak - math.log(float(np.exp(row - peak).sum(dtype=np.float64)))
 
-        self.engine.forward(ids, add)
+        self.engine.forward(ids, add, source_ids=source_ids)
         count = len(ids) - 1
         return Score(total, math.exp(min(-total / count, 700.0)), count)
 
