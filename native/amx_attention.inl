@@ -7,6 +7,7 @@
 #include "generic/attention_scores.inl"
 #include "generic/attention_core.inl"
 #include "generic/attention_schedule.inl"
+#include "generic/attention_own.inl"
 
 struct alignas(64) TileConfig {
   uint8_t palette, start_row, reserved[14];
@@ -79,7 +80,20 @@ struct TileCore {
     const Element* keys = reinterpret_cast<const Element*>(data);
     const int64_t chunks = d_pad / 32, block = 16 * x.rows;
     alignas(64) uint16_t space[4][kTile];
-    if (x.rows <= 16) {
+    const bool half = half_seen(x, page);
+    if (x.rows <= 16 && half) {
+      _tile_zero(0); _tile_zero(1);
+      for (int64_t c = 0; c < chunks; ++c) {
+        const Element* k = keys + c * kTile;
+        _tile_loadd(4, queries + c * x.rows * 64, 64);
+        _tile_loadd(6, b_tile(k, space[0]), 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b_tile(k + chunks * kTile, space[1]), 64);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      _tile_stored(0, buffer, 64);
+      _tile_stored(1, buffer + block, 64);
+    } else if (x.rows <= 16) {
       _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
       for (int64_t c = 0; c < chunks; ++c) {
         const Element* k = keys + c * kTile;
@@ -102,7 +116,7 @@ struct TileCore {
       _tile_stored(2, buffer + 2 * block, 64);
       _tile_stored(3, buffer + 3 * block, 64);
     } else {
-      for (int b = 0; b < 4; b += 2) {
+      for (int b = 0; b < (half ? 2 : 4); b += 2) {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
         for (int64_t c = 0; c < chunks; ++c) {
           const Element* k = keys + (b * chunks + c) * kTile;
@@ -123,12 +137,14 @@ struct TileCore {
       }
     }
     if (in_place) complete(x, page, data, buffer);
-    by_case(x, page, [&](auto full, auto scaled) { largest<full, scaled>(x, page, data, buffer, most); });
+    by_case(x, page, [&](auto blocks, auto full, auto scaled) {
+      largest<blocks, full, scaled>(x, page, data, buffer, most);
+    });
   }
 
   void complete(const Span& x, int64_t page, const uint8_t* data, float* buffer) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
-    for (int b = 0; b < 4; ++b)
+    for (int b = 0; b < (half_seen(x, page) ? 2 : 4); ++b)
       for (int r = 0; r < x.rows; ++r) {
         float* at = buffer + (b * x.rows + r) * 16;
         V s = vload(at);
@@ -138,26 +154,37 @@ struct TileCore {
       }
   }
 
-  // f(whether all rows see the whole page, whether the scores are still to be multiplied by the keys' scales).
+  // Whether no row sees the second half of the page: it is not computed then.
+  static bool half_seen(const Span& x, int64_t page) { return seen_of(x, page).end <= 32; }
+
+  // f(blocks to compute, whether all rows see the whole page, whether the scores are still to be multiplied by the keys'
+  // scales).
   template <class F>
   void by_case(const Span& x, int64_t page, F f) {
+    using Two = std::integral_constant<int, 2>;
+    using Four = std::integral_constant<int, 4>;
     using Yes = std::true_type;
     using No = std::false_type;
-    const bool full = all_visible(x, page);
     using Scaled = std::bool_constant<kScaled>;
-    if (kScaled && !in_place) full ? f(Yes(), Scaled()) : f(No(), Scaled());
-    else full ? f(Yes(), No()) : f(No(), No());
+    auto choose = [&](auto scaled) {
+      all_visible(x, page) ? f(Four(), Yes(), scaled) : half_seen(x, page) ? f(Two(), No(), scaled)
+                                                                           : f(Four(), No(), scaled);
+    };
+    if (kScaled && !in_place) choose(Scaled());
+    else choose(No());
   }
 
-  template <bool Full, bool Scaled>
+  template <int Blocks, bool Full, bool Scaled>
   void largest(const Span& x, int64_t page, const uint8_t* data, const float* buffer, float* most) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
     for (int r = 0; r < x.rows; ++r) {
       const uint64_t visible = Full ? 0 : visible_bits(x, r, page);
-      V s[4];
+      V s[Blocks];
 #pragma GCC unroll 4
-      for (int b = 0; b < 4; ++b) s[b] = visible_score<Full, Scaled>(x, visible, r, b, scales, buffer);
-      vstore(most + r * 16, vmax(vmax(vload(most + r * 16), vmax(s[0], s[1])), vmax(s[2], s[3])));
+      for (int b = 0; b < Blocks; ++b) s[b] = visible_score<Full, Scaled>(x, visible, r, b, scales, buffer);
+      V all = vmax(vload(most + r * 16), vmax(s[0], s[1]));
+      if constexpr (Blocks == 4) all = vmax(all, vmax(s[2], s[3]));
+      vstore(most + r * 16, all);
     }
   }
 
@@ -186,53 +213,57 @@ struct TileCore {
   // Scores become p as A tiles, [2 (32 positions)][rows][32] bfloat16, in the first half of the buffer. A row's
   // lines are written where its own scores were.
   void weights(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
-    by_case(x, page, [&](auto full, auto scaled) { exponentials<full, scaled>(x, page, data, most, buffer, sums); });
+    by_case(x, page, [&](auto blocks, auto full, auto scaled) {
+      exponentials<blocks, full, scaled>(x, page, data, most, buffer, sums);
+    });
   }
 
-  template <bool Full, bool Scaled>
+  template <int Blocks, bool Full, bool Scaled>
   void exponentials(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
     for (int r = 0; r < x.rows; ++r) {
       const uint64_t visible = Full ? 0 : visible_bits(x, r, page);
       const V shift = vset(-(most[r] * kLog2E));
-      V p[4];
+      V p[Blocks];
 #pragma GCC unroll 4
-      for (int b = 0; b < 4; ++b)
+      for (int b = 0; b < Blocks; ++b)
         p[b] = vexp2_short(vfma(visible_score<Full, Scaled>(x, visible, r, b, scales, buffer), vset(kLog2E), shift));
-      vstore(sums + r * 16, vadd(vadd(vadd(p[0], p[1]), p[2]), p[3]));
+      V sum = vadd(p[0], p[1]);
+      if constexpr (Blocks == 4) sum = vadd(vadd(sum, p[2]), p[3]);
+      vstore(sums + r * 16, sum);
       if (kScaled) {
 #pragma GCC unroll 4
-        for (int b = 0; b < 4; ++b) p[b] = vmul(p[b], vload(scales + fp::kPage + b * 16));
+        for (int b = 0; b < Blocks; ++b) p[b] = vmul(p[b], vload(scales + fp::kPage + b * 16));
       }
       uint16_t* line = reinterpret_cast<uint16_t*>(buffer) + r * 32;
       _mm512_store_si512(line, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
-      _mm512_store_si512(line + x.rows * 32, (__m512i)_mm512_cvtne2ps_pbh(p[3], p[2]));
+      if constexpr (Blocks == 4) _mm512_store_si512(line + x.rows * 32, (__m512i)_mm512_cvtne2ps_pbh(p[3], p[2]));
     }
   }
 
-  template <class Data, class Buffer>
-  void values(const Span& x, int block0, int block1, Data page_data, Buffer page_buffer, float* acc) {
+  template <class Buffer>
+  void values(const Span& x, int block0, int block1, const Pages& pages, Buffer page_buffer, float* acc) {
     const int step = x.rows <= 16 ? 4 : 2;
     for (int b = block0; b < block1; b += step, acc += step * x.rows * 16) {
       const int n = int(smaller(step, block1 - b));
-      if (x.rows > 16) values_tall(x, b, n, page_data, page_buffer, acc);
-      else if (n == 4) values_low<4>(x, b, page_data, page_buffer, acc);
-      else if (n == 3) values_low<3>(x, b, page_data, page_buffer, acc);
-      else if (n == 2) values_low<2>(x, b, page_data, page_buffer, acc);
-      else values_low<1>(x, b, page_data, page_buffer, acc);
+      if (x.rows > 16) values_tall(x, b, n, pages, page_buffer, acc);
+      else if (n == 4) values_low<4>(x, b, pages, page_buffer, acc);
+      else if (n == 3) values_low<3>(x, b, pages, page_buffer, acc);
+      else if (n == 2) values_low<2>(x, b, pages, page_buffer, acc);
+      else values_low<1>(x, b, pages, page_buffer, acc);
     }
   }
 
   // N blocks of sixteen dimensions from b on, up to 16 rows.
-  template <int N, class Data, class Buffer>
-  void values_low(const Span& x, int b, Data page_data, Buffer page_buffer, float* acc) {
+  template <int N, class Buffer>
+  void values_low(const Span& x, int b, const Pages& pages, Buffer page_buffer, float* acc) {
     alignas(64) uint16_t space[4][kTile];
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    const uint8_t* data = page_data(x.page0) + page_bytes;
+    const uint8_t* data = pages(x.page0) + page_bytes;
     for (int64_t page = x.page0; page < x.page1; ++page) {
-      const uint8_t* next = page + 1 < x.page1 ? page_data(page + 1) + page_bytes : nullptr;
+      const uint8_t* next = page + 1 < x.page1 ? pages(page + 1) + page_bytes : nullptr;
       const uint8_t* p = reinterpret_cast<const uint8_t*>(page_buffer(page));
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < (half_seen(x, page) ? 1 : 2); ++half) {
         const Element* v = reinterpret_cast<const Element*>(data) + (2 * b + half) * kTile;
         _tile_loadd(4, p + half * x.rows * 64, 64);
         fetch(next, 2 * b + half);
@@ -263,14 +294,14 @@ struct TileCore {
   }
 
   // One or two blocks of sixteen dimensions from b on, 17 to 32 rows.
-  template <class Data, class Buffer>
-  void values_tall(const Span& x, int b, int n, Data page_data, Buffer page_buffer, float* acc) {
+  template <class Buffer>
+  void values_tall(const Span& x, int b, int n, const Pages& pages, Buffer page_buffer, float* acc) {
     alignas(64) uint16_t space[2][kTile];
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (int64_t page = x.page0; page < x.page1; ++page) {
-      const Element* v = reinterpret_cast<const Element*>(page_data(page) + page_bytes) + 2 * b * kTile;
+      const Element* v = reinterpret_cast<const Element*>(pages(page) + page_bytes) + 2 * b * kTile;
       const uint8_t* p = reinterpret_cast<const uint8_t*>(page_buffer(page));
-      for (int half = 0; half < 2; ++half, v += kTile, p += x.rows * 64) {
+      for (int half = 0; half < (half_seen(x, page) ? 1 : 2); ++half, v += kTile, p += x.rows * 64) {
         _tile_loadd(4, p, 64);
         _tile_loadd(6, b_tile(v, space[0]), 64);
         _tile_dpbf16ps(0, 4, 6);

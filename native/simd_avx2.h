@@ -90,6 +90,30 @@ inline void vstore_bf16(uint16_t* p, const V& x) {
 }
 inline V vround_bf16(const V& x) { return vbits(ishl<16>(I{bf16_lanes(x.a), bf16_lanes(x.b)})); }
 
+inline I bf16_pairs(const V& x, const V& y) {
+  return {_mm256_or_si256(bf16_lanes(x.a), _mm256_slli_epi32(bf16_lanes(y.a), 16)),
+          _mm256_or_si256(bf16_lanes(x.b), _mm256_slli_epi32(bf16_lanes(y.b), 16))};
+}
+// Eight rows of eight, in place.
+inline void transpose_8(__m256* x) {
+  __m256 t[8], u[8];
+  for (int i = 0; i < 8; i += 2) t[i] = _mm256_unpacklo_ps(x[i], x[i + 1]), t[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      u[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
+      u[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0xee);
+    }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+  }
+}
+inline void vtranspose(V* x) {
+  __m256 part[4][8];  // rows 0-7 of lanes 0-7, of lanes 8-15, rows 8-15 of each
+  for (int i = 0; i < 8; ++i) part[0][i] = x[i].a, part[1][i] = x[i].b, part[2][i] = x[i + 8].a, part[3][i] = x[i + 8].b;
+  for (auto& one : part) transpose_8(one);
+  for (int i = 0; i < 8; ++i) x[i] = {part[0][i], part[2][i]}, x[i + 8] = {part[1][i], part[3][i]};
+}
 inline V vadd(const V& x, const V& y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline V vsub(const V& x, const V& y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline V vmul(const V& x, const V& y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }

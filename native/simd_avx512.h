@@ -35,26 +35,49 @@ inline V vload_i8_odd(const int8_t* p) {
   __m512i pairs = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8));
 }
-// As formats.h f32_to_bf16, in the low half of each lane.
+// As formats.h f32_to_bf16, in the high half of each lane; the low half may be anything. The product makes NaN quiet and,
+// as MXCSR says, subnormals zero; the compiler must not know that it is a product with one.
 inline I bf16_lanes(V a) {
-  I u = _mm512_castps_si512(a);
-  I high = _mm512_srli_epi32(u, 16);
-  I magnitude = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
-  I odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-  I rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
-  __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
-  __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x00800000));
-  rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
-  return _mm512_mask_and_epi32(rounded, tiny, high, _mm512_set1_epi32(0x8000));
+  V one = _mm512_set1_ps(1.0f);
+  asm("" : "+v"(one));
+  V x = _mm512_mul_ps(a, one);
+  I u = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __mmask16 number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  return _mm512_mask_add_epi32(u, number, u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
 }
 inline void vstore_bf16(uint16_t* p, V a) {
 #ifdef __AVX512BF16__
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a));
 #else
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_lanes(a)));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_lanes(a), 16)));
 #endif
 }
-inline V vround_bf16(V a) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_lanes(a), 16)); }
+inline V vround_bf16(V a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(bf16_lanes(a), _mm512_set1_epi32(int(0xffff0000))));
+}
+inline I bf16_pairs(V a, V b) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(bf16_lanes(a), 16), bf16_lanes(b));
+}
+inline void vtranspose(V* x) {
+  V t[16];
+  for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_ps(x[i], x[i + 1]), t[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+  for (int i = 0; i < 16; i += 4)  // quarter q of x[i + j]: rows i to i + 3 of column 4 q + j
+    for (int j = 0; j < 2; ++j) {
+      x[i + 2 * j] = _mm512_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
+      x[i + 2 * j + 1] = _mm512_shuffle_ps(t[i + j], t[i + j + 2], 0xee);
+    }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; ++j) {
+      t[i + j] = _mm512_shuffle_f32x4(x[i + j], x[i + j + 4], 0x88);      // quarters 0 and 2 of both
+      t[i + j + 4] = _mm512_shuffle_f32x4(x[i + j], x[i + j + 4], 0xdd);  // 1 and 3
+    }
+  for (int j = 0; j < 4; ++j) {
+    x[j] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0x88);
+    x[j + 4] = _mm512_shuffle_f32x4(t[j + 4], t[j + 12], 0x88);
+    x[j + 8] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0xdd);
+    x[j + 12] = _mm512_shuffle_f32x4(t[j + 4], t[j + 12], 0xdd);
+  }
+}
 inline V vadd(V a, V b) { return _mm512_add_ps(a, b); }
 inline V vsub(V a, V b) { return _mm512_sub_ps(a, b); }
 inline V vmul(V a, V b) { return _mm512_mul_ps(a, b); }

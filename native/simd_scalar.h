@@ -35,6 +35,18 @@ inline V vload_i8_odd(const int8_t* p) { V r; FP_LANES r.v[i] = float(p[2 * i + 
 inline void vstore_bf16(uint16_t* p, const V& a) { FP_LANES p[i] = fp::f32_to_bf16(a.v[i]); }
 // The value rounded to bfloat16, as float.
 inline V vround_bf16(const V& a) { V r; FP_LANES r.v[i] = fp::bf16_to_f32(fp::f32_to_bf16(a.v[i])); return r; }
+// Lane i of a and of b, rounded to bfloat16, as the lower and the upper half of lane i.
+inline I bf16_pairs(const V& a, const V& b) {
+  I r; FP_LANES r.v[i] = int32_t(fp::f32_to_bf16(a.v[i]) | uint32_t(fp::f32_to_bf16(b.v[i])) << 16); return r;
+}
+// Lane j of x[i] becomes lane i of x[j].
+inline void vtranspose(V* x) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < i; ++j) {
+      const float kept = x[i].v[j];
+      x[i].v[j] = x[j].v[i], x[j].v[i] = kept;
+    }
+}
 inline V vadd(const V& a, const V& b) { V r; FP_LANES r.v[i] = a.v[i] + b.v[i]; return r; }
 inline V vsub(const V& a, const V& b) { V r; FP_LANES r.v[i] = a.v[i] - b.v[i]; return r; }
 inline V vmul(const V& a, const V& b) { V r; FP_LANES r.v[i] = a.v[i] * b.v[i]; return r; }

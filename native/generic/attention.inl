@@ -16,6 +16,7 @@
 #include "attention_scores.inl"
 #include "attention_core.inl"
 #include "attention_schedule.inl"
+#include "attention_own.inl"
 
 void attention(const fp::Attention& a, const fp::Team& team) {
   switch (a.layout.type) {

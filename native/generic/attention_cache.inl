@@ -52,16 +52,36 @@ inline bool all_visible(const Span& x, int64_t page) {
   return page * fp::kPage >= x.all_low && (page + 1) * fp::kPage <= x.all_high;
 }
 
-// The K page of a head; its V page and (INT8) scales follow.
-inline uint8_t* head_data(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t page) {
-  return a.pool + a.tables[s * a.table_stride + page] * a.block_bytes +
-         (a.layer * a.layout.kv_heads + kv_head) * a.layout.head_bytes();
+// The positions of a page, counted from its beginning, outside of which no row sees any: from the beginning of a block of
+// 16 to an even number. Nothing else of a page needs to be computed.
+struct Seen {
+  int begin, end;
+  int first_block() const { return begin / 16; }
+  int end_block() const { return (end + 15) / 16; }
+};
+inline Seen seen_of(const Span& x, int64_t page) {
+  const int64_t low = x.low[0] - page * fp::kPage, high = x.high[x.rows - 1] - page * fp::kPage;
+  return {int(larger(0, low)) / 16 * 16, int(smaller(fp::kPage, (high + 1) / 2 * 2))};
+}
+
+// Where the pages of a KV head of a sequence lie: its K page; its V page and (INT8) scales follow.
+struct Pages {
+  uint8_t* base;
+  int64_t bytes;         // from one to the next
+  const int32_t* table;  // their numbers, null = in order
+  uint8_t* operator()(int64_t page) const { return base + (table ? table[page] : page) * bytes; }
+};
+inline Pages cached_pages(const fp::Attention& a, int64_t s, int64_t kv_head) {
+  return {a.pool + (a.layer * a.layout.kv_heads + kv_head) * a.layout.head_bytes(), a.block_bytes,
+          a.tables + s * a.table_stride};
 }
 
 // head_dim floats with zeros up to d_pad.
 inline void load_head(const fp::Attention& a, const float* in, float* out) {
   const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad();
-  for (int64_t i = 0; i < d_pad; i += 16) vstore(out + i, vload_n(in + i, int(larger(0, smaller(16, d - i)))));
+  int64_t i = 0;
+  for (; i + 16 <= d; i += 16) vstore(out + i, vload(in + i));
+  for (; i < d_pad; i += 16) vstore(out + i, vload_n(in + i, int(larger(0, d - i))));
 }
 
 // Rotates the first rotary_dim floats of a head as a sequence's position.
@@ -129,17 +149,16 @@ inline float narrow_head(const float* x, int64_t d_pad, uint16_t* out) {
 }
 
 // Rows [begin, end) of sequence s into the pages of one KV head, BF16 (Element uint16_t) or INT8 (int8_t).
-// page_data(page) is the head's part of a page.
-template <class Element, class Pair, class Data>
+template <class Element, class Pair>
 inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end,
-                          Data page_data) {
+                          const Pages& pages) {
   const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
   alignas(64) float x[kMaxHeadDim];
   alignas(64) Element k[kMaxHeadDim], v[2][kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = a.starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
     const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
-    uint8_t* page = page_data(slot / fp::kPage);
+    uint8_t* page = pages(slot / fp::kPage);
     Element* values = reinterpret_cast<Element*>(page + page_bytes);
     float* scales = reinterpret_cast<float*>(page + 2 * page_bytes);
     load_key_row(a, s, row, in, x);
@@ -153,15 +172,14 @@ inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, in
   }
 }
 
-template <class Data>
 inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end,
-                         Data page_data) {
+                         const Pages& pages) {
   const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad();
   alignas(64) float x[kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = a.starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
     const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
-    float* keys = reinterpret_cast<float*>(page_data(slot / fp::kPage));
+    float* keys = reinterpret_cast<float*>(pages(slot / fp::kPage));
     float* values = keys + fp::kPage * d_pad + o * 16;
     keys += o / 16 * d_pad * 16 + o % 16;
     load_key_row(a, s, row, in, x);
@@ -171,18 +189,66 @@ inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int
   }
 }
 
-template <class Data>
-inline void append_to(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end, Data page_data) {
-  switch (a.layout.type) {
-    case fp::KvType::F32: return append_float(a, s, kv_head, begin, end, page_data);
-    case fp::KvType::BF16: return append_narrow<uint16_t, uint32_t>(a, s, kv_head, begin, end, page_data);
-    case fp::KvType::INT8: return append_narrow<int8_t, uint16_t>(a, s, kv_head, begin, end, page_data);
+// Sixteen positions of a page at once, F32 or BF16, from position o on: rows [first, first + n) of sequence s, and zeros.
+template <bool Float>
+inline void append_block(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t first, int n, int64_t o,
+                         uint8_t* page) {
+  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), row = a.starts[s] + first;
+  const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
+  alignas(64) float x[16 * kMaxHeadDim];
+  for (int r = 0; r < n; ++r) load_key_row(a, s, row + r, in + r * a.ld, x + r * d_pad);
+  // A line of keys is one dimension (BF16: a pair of them) of sixteen positions.
+  constexpr int kDims = Float ? 16 : 32;
+  float* keys = reinterpret_cast<float*>(page) + o * d_pad / (kDims / 16);
+  for (int64_t i = 0; i < d_pad; i += kDims, keys += 256) {
+    V lines[16];
+    for (int r = 0; r < 16; ++r) lines[r] = r < n && Float ? vload(x + r * d_pad + i) : vzero();
+    if constexpr (!Float) {
+      alignas(64) uint16_t pairs[16][32];
+      for (int r = 0; r < n; ++r) {
+        vstore_bf16(pairs[r], vload(x + r * d_pad + i));
+        vstore_bf16(pairs[r] + 16, vload(x + r * d_pad + i + 16));
+      }
+      for (int r = 0; r < n; ++r) lines[r] = vload(reinterpret_cast<const float*>(pairs[r]));
+    }
+    vtranspose(lines);
+    for (int j = 0; j < 16; ++j) vstore(keys + j * 16, lines[j]);
+  }
+  // A line of values is sixteen dimensions of one position (BF16: of a pair of them).
+  in += a.layout.kv_heads * d;
+  float* values = reinterpret_cast<float*>(page + a.layout.page_bytes());
+  for (int64_t i = 0; i < d_pad; i += 16) {
+    const int left = int(larger(0, smaller(16, d - i)));
+    auto value = [&](int r) { return r < n ? vload_n(in + r * a.ld + i, left) : vzero(); };
+    if constexpr (Float) {
+      for (int r = 0; r < 16; ++r) vstore(values + (i / 16 * fp::kPage + o + r) * 16, value(r));
+    } else {
+      int32_t* to = reinterpret_cast<int32_t*>(values) + (i / 16 * 32 + o / 2) * 16;
+      for (int r = 0; r < 16; r += 2) istore(to + r * 8, bf16_pairs(value(r), value(r + 1)));
+    }
   }
 }
 
-// Rows [begin, end) of sequence s into the cache of one KV head.
-inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end) {
-  append_to(a, s, kv_head, begin, end, [&](int64_t page) { return head_data(a, s, kv_head, page); });
+// Rows [begin, end) of sequence s into the pages of one KV head. Blocks of sixteen positions are written as wholes where
+// the rows fill them, or nobody else has a place in them.
+inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t begin, int64_t end,
+                   const Pages& pages) {
+  for (int64_t i = begin, n; i < end; i += n) {
+    const int64_t slot = past_of(a, s) + i, o = slot % fp::kPage;
+    n = smaller(end - i, 16 - o % 16);
+    const bool whole = n == 16 || a.keys == fp::Keys::Own;
+    switch (a.layout.type) {
+      case fp::KvType::F32:
+        if (whole) append_block<true>(a, s, kv_head, i, int(n), o, pages(slot / fp::kPage));
+        else append_float(a, s, kv_head, i, i + n, pages);
+        break;
+      case fp::KvType::BF16:
+        if (whole) append_block<false>(a, s, kv_head, i, int(n), o, pages(slot / fp::kPage));
+        else append_narrow<uint16_t, uint32_t>(a, s, kv_head, i, i + n, pages);
+        break;
+      case fp::KvType::INT8: append_narrow<int8_t, uint16_t>(a, s, kv_head, i, i + n, pages);
+    }
+  }
 }
 
 inline float widen(uint16_t stored) { return fp::bf16_to_f32(stored); }

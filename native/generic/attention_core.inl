@@ -86,7 +86,8 @@ struct VectorCore {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
     const bool full = all_visible(x, page), changes = a.changes.any();
     const int64_t block_lines = page_bytes / 4 / 64;
-    for (int b = 0; b < 4; ++b) {
+    const Seen seen = seen_of(x, page);
+    for (int b = seen.first_block(); b < seen.end_block(); ++b) {
       if (next)
         for (int64_t i = 0; i < block_lines; ++i) __builtin_prefetch(next + (b * block_lines + i) * 64);
       V s[R];
@@ -113,16 +114,17 @@ struct VectorCore {
   }
 
   // Scores become p; sums [rows][16] gets the page's sum for every lane.
-  void weights(const Span& x, int64_t, const uint8_t* data, const float* most, float* buffer, float* sums) {
+  void weights(const Span& x, int64_t page, const uint8_t* data, const float* most, float* buffer, float* sums) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes) + fp::kPage;
+    const Seen seen = seen_of(x, page);
     for (int r = 0; r < x.rows; ++r) {
       const V shift = vset(kFloat ? most[r] : -(most[r] * kLog2E));
       V sum = vzero();
-      for (int b = 0; b < 4; ++b) {
+      for (int b = seen.first_block(); b < seen.end_block(); ++b) {
         float* at = buffer + (b * x.rows + r) * 16;
         V s = vload(at);
         V p = kFloat ? vexp(vsub(s, shift)) : vexp2_short(vfma(s, vset(kLog2E), shift));  // -inf gives exactly 0
-        sum = b == 0 ? p : vadd(sum, p);
+        sum = vadd(sum, p);
         if (kScaled) p = vmul(p, vload(scales + b * 16));
         if (!kFloat) p = vround_bf16(p);
         vstore(at, p);
@@ -133,28 +135,33 @@ struct VectorCore {
 
   // acc[dims / 16][rows][16] += p * V of one page, for R rows and sixteen dimensions.
   template <int R>
-  void value_block(const Element* v, const float* p, int rows, float* acc) {
+  void value_block(const Element* v, const float* p, int rows, Seen seen, float* acc) {
     V sum[R];
     for (int r = 0; r < R; ++r) sum[r] = vload(acc + r * 16);
     if constexpr (kFloat) {
-      for (int b = 0; b < 4; ++b)
-        for (int i = 0; i < 16; ++i, v += 16) {
-          V value = vload(v);
-          for (int r = 0; r < R; ++r) sum[r] = vfma(vset(p[(b * rows + r) * 16 + i]), value, sum[r]);
+      for (int b = seen.first_block(); b * 16 < seen.end; ++b)
+        for (int i = b * 16; i < smaller(seen.end, b * 16 + 16); ++i) {
+          V value = vload(v + i * 16);
+          for (int r = 0; r < R; ++r) sum[r] = vfma(vset(p[(b * rows + r) * 16 + i % 16]), value, sum[r]);
         }
     } else {
       for (int half = 0; half < 2; ++half) {
+        const int begin = int(larger(seen.begin, half * 32)), end = int(smaller(seen.end, half * 32 + 32));
         V even[R], odd[R];
         for (int r = 0; r < R; ++r) even[r] = odd[r] = vzero();
-        for (int b = 2 * half; b < 2 * half + 2; ++b)
-          for (int i = 0; i < 16; i += 2, v += 32) {
-            V value_even = load_even(v), value_odd = load_odd(v);
+        for (int b = begin / 16; b * 16 < end; ++b) {
+          const Element* line = v + b * 8 * 32;
+          const float* block = p + b * rows * 16;
+          const int n = int(smaller(16, end - b * 16));
+          for (int i = 0; i < n; i += 2, line += 32) {
+            V value_even = load_even(line), value_odd = load_odd(line);
             for (int r = 0; r < R; ++r) {
-              const float* at = p + (b * rows + r) * 16 + i;
+              const float* at = block + r * 16 + i;
               even[r] = vfma(vset(at[0]), value_even, even[r]);
               odd[r] = vfma(vset(at[1]), value_odd, odd[r]);
             }
           }
+        }
         for (int r = 0; r < R; ++r) sum[r] = vadd(sum[r], vadd(even[r], odd[r]));
       }
     }
@@ -162,26 +169,27 @@ struct VectorCore {
   }
 
   // acc [block1 - block0][rows][16] = p * V for blocks [block0, block1) of sixteen dimensions, over all pages of x.
-  // page_data(page) is the cache of a page, page_buffer(page) its p.
-  template <class Data, class Buffer>
-  void values(const Span& x, int block0, int block1, Data page_data, Buffer page_buffer, float* acc) {
+  // page_buffer(page) has the p of a page.
+  template <class Buffer>
+  void values(const Span& x, int block0, int block1, const Pages& pages, Buffer page_buffer, float* acc) {
     for (int i = 0; i < (block1 - block0) * x.rows; ++i) vstore(acc + i * 16, vzero());
     const int64_t block_bytes = page_bytes / (d_pad / 16);
-    const uint8_t* next = page_data(x.page0);
+    const uint8_t* next = pages(x.page0);
     for (int64_t page = x.page0; page < x.page1; ++page) {
       const uint8_t* data = next + page_bytes;
       const float* p = page_buffer(page);
-      next = page + 1 < x.page1 ? page_data(page + 1) : nullptr;
+      const Seen seen = seen_of(x, page);
+      next = page + 1 < x.page1 ? pages(page + 1) : nullptr;
       for (int block = block0; block < block1; ++block) {
         if (next)
           for (int64_t i = 0; i < block_bytes; i += 64) __builtin_prefetch(next + page_bytes + block * block_bytes + i);
         const Element* v = reinterpret_cast<const Element*>(data + block * block_bytes);
         float* to = acc + (block - block0) * x.rows * 16;
         int r = 0;
-        for (; r + 4 <= x.rows; r += 4) value_block<4>(v, p + r * 16, x.rows, to + r * 16);
-        if (x.rows - r == 3) value_block<3>(v, p + r * 16, x.rows, to + r * 16);
-        if (x.rows - r == 2) value_block<2>(v, p + r * 16, x.rows, to + r * 16);
-        if (x.rows - r == 1) value_block<1>(v, p + r * 16, x.rows, to + r * 16);
+        for (; r + 4 <= x.rows; r += 4) value_block<4>(v, p + r * 16, x.rows, seen, to + r * 16);
+        if (x.rows - r == 3) value_block<3>(v, p + r * 16, x.rows, seen, to + r * 16);
+        if (x.rows - r == 2) value_block<2>(v, p + r * 16, x.rows, seen, to + r * 16);
+        if (x.rows - r == 1) value_block<1>(v, p + r * 16, x.rows, seen, to + r * 16);
       }
     }
   }

@@ -10,7 +10,6 @@
 
 constexpr int64_t kByPageBytes = 64ll << 20;      // most memory for the shared buffers
 constexpr int64_t kByPageLeast = 4;               // pages: shorter contexts aren't worth two barriers
-constexpr int64_t kOwnPart = 256;                 // query rows of `own` below which no second thread appends for itself
 
 struct Scratch {
   uint8_t* queries;
@@ -70,9 +69,11 @@ inline void finish(const fp::Attention& a, const Span& x, int block0, int block1
     const float sum = reduce_add(vload(total + r * 16));
     float* out = a.out + (x.row[r] * a.heads + x.head[r]) * d;
     for (int b = block0; b < block1; ++b) {
-      const int n = int(larger(0, smaller(16, d - b * 16)));
+      const int64_t left = d - b * 16;
       V y = vdiv(vload(acc + ((b - block0) * x.rows + r) * 16), vset(sum));
-      vstore_n(out + b * 16, sum == 0.0f ? vzero() : vadd(y, vzero()), n);
+      y = sum == 0.0f ? vzero() : vadd(y, vzero());
+      if (left >= 16) vstore(out + b * 16, y);
+      else if (left > 0) vstore_n(out + b * 16, y, int(left));
     }
   }
 }
@@ -85,11 +86,11 @@ inline void accumulate(float* total, const float* sums, int rows) {
 }
 
 // The scores of one page into `buffer`. more: the page after it comes next.
-template <class Core, class Data>
+template <class Core>
 inline void page_scores(const fp::Attention& a, Core& core, const Span& x, int64_t page, bool more, const Scratch& s,
-                        Data page_data, float* buffer) {
-  const uint8_t* data = page_data(page);
-  const uint8_t* next = more ? page_data(page + 1) : nullptr;
+                        const Pages& pages, float* buffer) {
+  const uint8_t* data = pages(page);
+  const uint8_t* next = more ? pages(page + 1) : nullptr;
   if (a.rotate_on_read) {
     rotate_keys(a, x.sequence, page, data, s.keys);
     data = s.keys;
@@ -98,31 +99,25 @@ inline void page_scores(const fp::Attention& a, Core& core, const Span& x, int64
   core.scores(x, page, data, next, s.queries, buffer, s.most);
 }
 
-// One span from queries to output, by one thread. data(page) is the head's part of a page.
-template <class Core, class Data>
-void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratch& s, Data data) {
+// One span from queries to output, by one thread.
+template <class Core>
+void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratch& s, const Pages& pages) {
   auto buffer = [&](int64_t page) { return s.buffer + (page - x.page0) * 64 * x.rows; };
   core.begin(x);
   core.load_queries(x, s.queries);
   fill(s.most, x.rows, -__builtin_inff());
   for (int64_t page = x.page0; page < x.page1; ++page)
-    page_scores(a, core, x, page, page + 1 < x.page1, s, data, buffer(page));
+    page_scores(a, core, x, page, page + 1 < x.page1, s, pages, buffer(page));
   float most[kSpanRows];
   for (int r = 0; r < x.rows; ++r) most[r] = reduce_max(vload(s.most + r * 16));
   fill(s.total, x.rows, 0.0f);
   for (int64_t page = x.page0; page < x.page1; ++page) {
-    core.weights(x, page, data(page), most, buffer(page), s.sums);
+    core.weights(x, page, pages(page), most, buffer(page), s.sums);
     accumulate(s.total, s.sums, x.rows);
   }
   const int blocks = int(a.layout.d_pad() / 16);
-  core.values(x, 0, blocks, data, buffer, s.acc);
+  core.values(x, 0, blocks, pages, buffer, s.acc);
   finish(a, x, 0, blocks, s.acc, s.total);
-}
-
-// The same from the cache.
-template <class Core>
-void attend_cached(const fp::Attention& a, Core& core, const Span& x, const Scratch& s) {
-  attend_span(a, core, x, s, [&](int64_t page) { return head_data(a, x.sequence, x.kv_head, page); });
 }
 
 // Rows of the sequence that lie in `page` of its cache, [begin, end).
@@ -149,8 +144,9 @@ void attend_apart(const fp::Attention& a, const fp::Team& team, int64_t total) {
     if (pages == 0) continue;
     for (int64_t h = 0; h < a.layout.kv_heads; ++h, before += pages) {
       if ((2 * before + pages) * team.size / (2 * total) != team.tid) continue;
-      if (a.keys == fp::Keys::Cached) append(a, s, h, 0, a.starts[s + 1] - a.starts[s]);
-      attend_cached(a, core, make_span(a, s, h, 0, int(query_rows(a, s))), scratch);
+      const Pages cached = cached_pages(a, s, h);
+      if (a.keys == fp::Keys::Cached) append(a, s, h, 0, a.starts[s + 1] - a.starts[s], cached);
+      attend_span(a, core, make_span(a, s, h, 0, int(query_rows(a, s))), scratch, cached);
     }
   }
 }
@@ -165,7 +161,7 @@ inline void append_all(const fp::Attention& a, const fp::Team& team) {
       for (int64_t h = 0; h < a.layout.kv_heads; ++h) {
         int64_t begin, end;
         rows_of_page(a, s, page, begin, end);
-        if (turn++ % team.size == team.tid) append(a, s, h, begin, end);
+        if (turn++ % team.size == team.tid) append(a, s, h, begin, end, cached_pages(a, s, h));
       }
   }
 }
@@ -183,11 +179,12 @@ void attend_together(const fp::Attention& a, const fp::Team& team) {
   const Scratch scratch = split_scratch(a, team.scratch, 0);
   int64_t mine = take(a), first_item = 0;
   for (int64_t s = 0; s < a.sequences; ++s) {
-    const int64_t rows = query_rows(a, s), spans = (rows + Core::kRows - 1) / Core::kRows;
+    const int64_t rows = keys_of(a, s) ? query_rows(a, s) : 0, spans = (rows + Core::kRows - 1) / Core::kRows;
     const int64_t items = spans * a.layout.kv_heads;
     while (mine < first_item + items) {
       const int64_t h = (mine - first_item) / spans, first = (spans - 1 - (mine - first_item) % spans) * Core::kRows;
-      attend_cached(a, core, make_span(a, s, h, first, int(smaller(Core::kRows, rows - first))), scratch);
+      const Span x = make_span(a, s, h, first, int(smaller(Core::kRows, rows - first)));
+      attend_span(a, core, x, scratch, cached_pages(a, s, h));
       mine = take(a);
     }
     first_item += items;
@@ -220,6 +217,7 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     const int64_t first = larger(begin, unit), last = smaller(end, unit + pages);
     if (first >= last) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
+    const Pages cached = cached_pages(a, s, h);
     core.begin(x);
     core.load_queries(x, scratch.queries);
     fill(scratch.most, x.rows, -__builtin_inff());
@@ -228,10 +226,9 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
       if (a.keys == fp::Keys::Cached) {
         int64_t row0, row1;
         rows_of_page(a, s, page, row0, row1);
-        if (row0 < row1) append(a, s, h, row0, row1);
+        if (row0 < row1) append(a, s, h, row0, row1, cached);
       }
-      page_scores(a, core, x, page, u + 1 < last, scratch, [&](int64_t p) { return head_data(a, s, h, p); },
-                  scores + (u - unit) * 64 * x.rows);
+      page_scores(a, core, x, page, u + 1 < last, scratch, cached, scores + (u - unit) * 64 * x.rows);
     }
     for (int r = 0; r < x.rows; ++r) most_of[first * kSpanRows + r] = reduce_max(vload(scratch.most + r * 16));
   });
@@ -241,6 +238,7 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     const int64_t first = larger(begin, unit), last = smaller(end, unit + pages);
     if (first >= last) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
+    const Pages cached = cached_pages(a, s, h);
     float most[kSpanRows];
     for (int r = 0; r < x.rows; ++r) most[r] = most_of[unit * kSpanRows + r];
     for (int t = 1; t < team.size; ++t)  // the other runs of this item
@@ -251,7 +249,7 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
         }
     for (int64_t u = first; u < last; ++u) {
       const int64_t page = x.page0 + u - unit;
-      core.weights(x, page, head_data(a, s, h, page), most, scores + (u - unit) * 64 * x.rows,
+      core.weights(x, page, cached(page), most, scores + (u - unit) * 64 * x.rows,
                    sums + (u - unit) * 16 * x.rows);
     }
   });
@@ -269,74 +267,10 @@ void attend_by_page(const fp::Attention& a, const fp::Team& team, int64_t total)
     if (block0 >= block1) return;
     const Span x = make_span(a, s, h, 0, int(query_rows(a, s)));
     core.begin(x);
-    core.values(x, block0, block1, [&](int64_t page) { return head_data(a, s, h, page); },
+    core.values(x, block0, block1, cached_pages(a, s, h),
                 [&](int64_t page) { return scores + (page - x.page0) * 64 * x.rows; }, scratch.acc);
     fill(scratch.total, x.rows, 0.0f);
     for (int64_t page = 0; page < pages; ++page) accumulate(scratch.total, sums + page * 16 * x.rows, x.rows);
     finish(a, x, block0, block1, scratch.acc, scratch.total);
   });
-}
-
-// Positions from the end of the text to the end of its last page: values that no row sees count as zero times what
-// stands there, so it must be numbers.
-inline void clear_after(const fp::Attention& a, int64_t keys, uint8_t* page) {
-  if (keys % fp::kPage) std::memset(page + a.layout.page_bytes(), 0, size_t(a.layout.head_bytes() - a.layout.page_bytes()));
-}
-
-// The plan "own".
-template <class Core>
-void attend_own(const fp::Attention& a, const fp::Team& team) {
-  int64_t longest = 0;
-  for (int64_t s = 0; s < a.sequences; ++s) longest = larger(longest, a.starts[s + 1] - a.starts[s]);
-  Core core{a};
-  const Scratch scratch = split_scratch(a, team.scratch, longest);
-  auto data = [&](int64_t page) { return scratch.pages + page * a.layout.head_bytes(); };
-  int64_t mine = take(a), first_item = 0;
-  for (int64_t s = 0; s < a.sequences; ++s) {
-    const int64_t keys = keys_of(a, s), rows = query_rows(a, s), spans = (rows + Core::kRows - 1) / Core::kRows;
-    const int64_t parts = larger(1, smaller(team.size, rows / kOwnPart)), items = parts * a.layout.kv_heads;
-    for (; mine < first_item + items; mine = take(a)) {
-      const int64_t h = (mine - first_item) / parts, part = (mine - first_item) % parts;
-      auto span = [&](int64_t i) {
-        return make_span(a, s, h, i * Core::kRows, int(smaller(Core::kRows, rows - i * Core::kRows)));
-      };
-      const int64_t begin = spans * part / parts, end = spans * (part + 1) / parts;
-      const int64_t seen = span(begin).page0, seen_to = span(end - 1).page1;
-      clear_after(a, keys, data((keys - 1) / fp::kPage));
-      append_to(a, s, h, seen * fp::kPage, smaller(keys, seen_to * fp::kPage), data);
-      asm volatile("" ::: "memory");  // tile loads do not say that they read memory
-      for (int64_t i = begin; i < end; ++i) attend_span(a, core, span(i), scratch, data);
-    }
-    first_item += items;
-  }
-}
-
-// Rows that see nothing are zero.
-inline void clear_sourceless(const fp::Attention& a, const fp::Team& team) {
-  const int64_t width = a.heads * a.layout.head_dim;
-  for (int64_t s = team.tid; s < a.sequences; s += team.size)
-    if (a.sources[s] == 0)
-      std::memset(a.out + a.starts[s] * width, 0, size_t((a.starts[s + 1] - a.starts[s]) * width * 4));
-}
-
-template <class Core>
-void attend(const fp::Attention& a, const fp::Team& team) {
-  if (a.keys == fp::Keys::Own) return attend_own<Core>(a, team);
-  if (a.keys == fp::Keys::Source) clear_sourceless(a, team);
-  int64_t total = 0, longest = 0, context = 0;
-  bool few_rows = true;
-  for (int64_t s = 0; s < a.sequences; ++s) {
-    const int64_t pages = pages_of(a, s);
-    total += pages * a.layout.kv_heads;
-    longest = larger(longest, pages);
-    context = larger(context, keys_of(a, s));
-    few_rows = few_rows && query_rows(a, s) <= Core::kRows;
-  }
-  if (total == 0) return;
-  if (!few_rows) return attend_together<Core>(a, team);
-  // One item must not be more than an eighth of a thread's share.
-  const bool uneven = team.size > 1 && longest >= kByPageLeast && longest * team.size * 8 > total;
-  if (uneven && by_page_bytes(a, a.starts[a.sequences], context) <= kByPageBytes)
-    return attend_by_page<Core>(a, team, total);
-  attend_apart<Core>(a, team, total);
 }

@@ -31,7 +31,7 @@ def test_float64_agrees(heads, changes, kv_dtype, bound):
 @pytest.mark.parametrize("changes", [NONE, ALL], ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_equals_scalar(heads, changes, kv_dtype, isa):
-    for window in (0, 5, 70):
+    for window in (0, 20):
         rows = texts(heads, LENGTHS)
         expected = whole("scalar", heads, kv_dtype, rows, window, changes, causal=False)
         for one, other in zip(whole(isa, heads, kv_dtype, rows, window, changes, causal=False), expected, strict=True):
@@ -44,21 +44,22 @@ def test_equals_scalar(heads, changes, kv_dtype, isa):
 def test_neighbours_and_threads_change_nothing(heads, kv_dtype, isa):
     """Any company, in any order, by any number of threads. Scratch memory has held other texts before."""
     rows = texts(heads, LENGTHS)
-    for window in (0, 20):
+    for window in (0, 20) if isa != "scalar" else (20,):
         expected = whole(isa, heads, kv_dtype, rows, window, ALL, causal=False)
-        for threads, order in ((1, [9, 0, 5, 1]), (2, list(range(10))), (3, [2, 4, 9, 9, 3]), (4, [8, 6, 7])):
+        orders = (1, [9, 0, 5, 1]), (2, list(range(10))), (3, [2, 4, 9, 9, 3]), (4, [8, 6, 7])
+        for threads, order in orders if isa != "scalar" else ((2, [5, 0, 8, 1]),):
             run = Runner(isa, heads, kv_dtype, window, threads, ALL, causal=False)
-            run.both_ways([np.full((200, heads.width), np.nan, np.float32)])
+            run.both_ways([np.full((70, heads.width), np.nan, np.float32)])
             got = run.both_ways([rows[i] for i in order])
             for i, one in zip(order, got, strict=True):
                 assert same(one, expected[i]), (window, threads, i)
 
 
-@pytest.mark.parametrize("isa", ISAS[:1] if "scalar" in ISAS[:1] else ISAS)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 def test_parts_of_a_long_text_are_shared_by_threads(kv_dtype, isa):
-    heads = Heads(4, 1, 16, 16)
-    rows = texts(heads, [300, 20, 700] if isa != "scalar" else [150, 20])
+    heads = Heads(4, 1, 16, 16)  # 256 query rows are 64 tokens
+    rows = texts(heads, [300, 20, 700] if isa != "scalar" else [130, 20])
     for window in (0, 90):
         expected = whole(isa, heads, kv_dtype, rows, window, causal=False)
         for threads in (2, 3, 5):
