@@ -32,6 +32,7 @@ void Program::prepare_memory(const Step& step) {
   for (size_t i = 0; i < widths_.size(); ++i)
     if (!bound_[i]) buffers_[i].reserve(step.rows * widths_[i] * 4 + 64);
   for (RotaryTable* table : rotaries_) table->prepare(step);
+  if (stretches_.empty()) find_stretches();
   int64_t shared = 0, own = 0, scratch = 0, common = 64, mixture = 0;
   for (Op& op : ops_) {
     if (op.kind == OpKind::Linear || op.kind == OpKind::Gated) {
@@ -53,6 +54,10 @@ void Program::prepare_memory(const Step& step) {
       common = std::max(common, kernels_.attention_common(op.attention, step.rows, context));
     }
   }
+  for (size_t i = 0; by_rows(step) && i < ops_.size(); ++i)
+    for (size_t j = i; j < stretches_[i].end; ++j)
+      if (!ops_[j].parts.empty())
+        own = std::max(own, stretches_[i].bytes + activations(ops_[j], stretches_[i].rows).bytes());
   shared_activations_.reserve(shared);
   common_.reserve(common);
   experts_memory_.reserve(mixture);
@@ -115,80 +120,25 @@ void Program::linear(Op& op, int index, const Step& step, const Team& team) {
     team.barrier();
   }
 
-  const bool gated = op.kind == OpKind::Gated;
-  const int64_t total = panels(op);
-  const int64_t ld = widths_[size_t(op.out)];
-  auto take = [&](int64_t begin, int64_t end) {
-    int64_t first = 0;
-    for (size_t i = 0; i < op.parts.size() && begin < end; ++i) {
-      const LinearPart& part = op.parts[i];
-      int64_t last = first + part.w.panels();
-      int64_t p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
-      if (p0 < p1) {
-        Epilogue e{op.mode, op.act, part.bias, buffer(op.out) + part.column, ld};
-        if (gated) {
-          Epilogue up{Mode::Store, Act::None, op.parts[1].bias, buffer(op.out), ld};
-          kernels_.matmul(op.parts[1].w, x, p0, p1, up, scratch);
-          e.mode = Mode::Gate;
-        }
-        kernels_.matmul(part.w, x, p0, p1, e, scratch);
-      }
-      if (gated) break;
-      first = last;
-    }
-  };
-  share_panels(total, rows, counters_[size_t(index)], team, take);
+  share_panels(panels(op), rows, counters_[size_t(index)], team,
+               [&](int64_t p0, int64_t p1) { products(op, x, buffer(op.out), p0, p1, scratch); });
   if (rows <= kStreamRows) fetch_ahead(size_t(index), rows, team);
   team.barrier();
 }
 
-// The operations on rows of floats: each thread has a contiguous share of the rows, the same in all of them.
-void Program::run_rows(const Op& op, const Step& step, const Team& team) {
-  const int64_t width = widths_[size_t(op.out)], in_width = op.in < 0 ? 0 : widths_[size_t(op.in)];
-  const int64_t begin = step.rows * team.tid / team.size, rows = step.rows * (team.tid + 1) / team.size - begin;
-  float* out = buffer(op.out) + begin * width;
-  const float* in = op.in < 0 ? nullptr : buffer(op.in) + begin * in_width;
-  float* spare = reinterpret_cast<float*>(team.scratch);  // one row
-  auto each_row = [&](auto work) {
-    for (int64_t r = 0; r < rows; ++r) work(begin + r, out + r * width, in + r * in_width);
-  };
-  auto add_row_of = [&](auto row) {  // of a table
-    each_row([&](int64_t r, float* to, const float*) {
-      kernels_.lookup(op.parts[0].w, row(r), spare);
-      kernels_.add(to, spare, 1.0f, width);
-    });
-  };
-  switch (op.kind) {
-    case OpKind::Embed:
-      return each_row([&](int64_t r, float* to, const float*) {
-        kernels_.lookup(op.parts[0].w, step.ids[r], to);
-        if (op.scale != 1.0f) kernels_.cap(to, op.scale, 0.0f, width);
-      });
-    case OpKind::Positions: return add_row_of([&](int64_t r) { return int64_t(step.positions[r]) + op.offset; });
-    case OpKind::Types: return add_row_of([&](int64_t r) { return int64_t(step.types ? step.types[r] : 0); });
-    case OpKind::Norm:
-      if (op.norm.kind != NormKind::None) return kernels_.norm(op.norm, in, in_width, out, width, width, rows);
-      return each_row([&](int64_t, float* to, const float* from) { std::memcpy(to, from, size_t(width) * 4); });
-    case OpKind::AddNormed:
-      return each_row([&](int64_t, float* to, const float* from) {
-        if (op.norm.kind != NormKind::None) kernels_.norm(op.norm, from, in_width, spare, width, width, 1);
-        kernels_.add(to, op.norm.kind == NormKind::None ? from : spare, op.scale, width);
-      });
-    case OpKind::HeadNorm:
-      for (int64_t h = 0; h < op.heads; ++h) {
-        Norm norm = op.norm;
-        if (op.each) norm.weight += h * op.head_dim;
-        if (op.each && norm.bias) norm.bias += h * op.head_dim;
-        float* head = out + op.column + h * op.head_dim;
-        kernels_.norm(norm, head, width, head, width, op.head_dim, rows);
-      }
-      return;
-    case OpKind::Clip:
-      return each_row([&](int64_t, float* to, const float*) { kernels_.clip(to + op.column, op.limit, op.head_dim); });
-    default:  // Gather
-      each_row([&](int64_t r, float* to, const float*) {
-        std::memcpy(to, buffer(op.in) + step.wanted[r] * width, size_t(width) * 4);
-      });
+// Panels [p0, p1) of an op's products with x; out: the first of its rows in the op's output.
+void Program::products(const Op& op, const Activations& x, float* out, int64_t p0, int64_t p1, uint8_t* scratch) {
+  const int64_t ld = widths_[size_t(op.out)];
+  if (op.kind == OpKind::Gated) {
+    kernels_.matmul(op.parts[1].w, x, p0, p1, {Mode::Store, Act::None, op.parts[1].bias, out, ld}, scratch);
+    kernels_.matmul(op.parts[0].w, x, p0, p1, {Mode::Gate, op.act, op.parts[0].bias, out, ld}, scratch);
+    return;
+  }
+  int64_t begin = 0;
+  for (const LinearPart& part : op.parts) {
+    const int64_t end = begin + part.w.panels(), from = std::max(p0, begin) - begin, to = std::min(p1, end) - begin;
+    if (from < to) kernels_.matmul(part.w, x, from, to, {op.mode, op.act, part.bias, out + part.column, ld}, scratch);
+    begin = end;
   }
 }
 
@@ -227,7 +177,8 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
       kernels_.cap(buffer(op.out) + begin, op.scale, op.limit, end - begin);
       break;
     }
-    default: run_rows(op, step, team);
+    default:  // each thread has a contiguous share of the rows, the same in all of these operations
+      run_rows(op, step, {step.rows * team.tid / team.size, step.rows * (team.tid + 1) / team.size, team.scratch});
   }
   if (op.meet) team.barrier();
 }
@@ -244,7 +195,10 @@ void Program::run(const Step& step, bool timed) {
               scratch.data, scratch.bytes, common_.data, common_.bytes};
     using clock = std::chrono::steady_clock;
     for (size_t i = 0; i < ops_.size(); ++i) {
-      if (timed && tid == 0) {
+      if (by_rows(step) && stretches_[i].end) {
+        run_stretch(i, step, team, timed);
+        i = stretches_[i].end - 1;
+      } else if (timed && tid == 0) {
         auto start = clock::now();
         run_op(ops_[i], int(i), step, team);
         ops_[i].seconds += std::chrono::duration<double>(clock::now() - start).count();

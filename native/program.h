@@ -31,6 +31,9 @@ constexpr bool is_heavy(OpKind kind) { return kind >= OpKind::Linear; }
 // (measured: 5 to 10% of a decode step on a shared machine).
 constexpr int64_t kStreamRows = 8;
 constexpr int64_t kChunk = 4;  // panels taken at a time
+// A stretch: operations that treat every row alone. From this many rows a thread on, a thread takes some rows at a time
+// through all of them (program_rows.cpp).
+constexpr int64_t kStretchRows = 32;
 
 struct Op {
   OpKind kind = OpKind::Norm;
@@ -51,6 +54,28 @@ struct Op {
   int group = 0;  // whose memory the attention's layer lies in; not of Keys::Own
   RotaryTable* rotary = nullptr;
   double seconds = 0;
+};
+
+// Operations [its own, end) that a thread does for some rows at a time. passed: buffers that only carry rows from one of
+// them to a later one, and where in a thread's memory they stand for the rows at hand.
+struct Stretch {
+  struct Passed {
+    int buffer;
+    int64_t offset;  // bytes
+  };
+  size_t end = 0;   // 0: none begins here
+  int64_t rows = 0;  // at a time, at most
+  std::vector<Passed> passed;
+  int64_t bytes = 0;  // of them
+};
+
+// Rows [begin, end) as an operation sees them: memory of the thread that does them, and where buffers that are passed on
+// within a stretch stand in it.
+struct RowRange {
+  int64_t begin, end;
+  uint8_t* scratch;
+  const Stretch* stretch = nullptr;
+  uint8_t* passed = nullptr;
 };
 
 // The blocks of the layers that see equally far, and each sequence's: tables [sequences][Step::table_stride].
@@ -116,8 +141,17 @@ class Program {
   void fetch_ahead(size_t index, int64_t rows, const Team& team) const;
   void prepare_memory(const Step& step);
   void run_op(Op& op, int index, const Step& step, const Team& team);
-  void run_rows(const Op& op, const Step& step, const Team& team);
   void linear(Op& op, int index, const Step& step, const Team& team);
+  void products(const Op& op, const Activations& x, float* out, int64_t p0, int64_t p1, uint8_t* scratch);
+  // program_rows.cpp
+  void run_rows(const Op& op, const Step& step, const RowRange& rows);
+  void linear_rows(const Op& op, const RowRange& rows);
+  float* first_row(int buffer, const RowRange& rows) const;
+  bool by_rows(const Step& step) const { return step.rows >= kStretchRows * pool_->size(); }
+  void find_stretches();
+  size_t first_touch(size_t i, int buffer) const;
+  bool carries_over(int buffer) const;
+  void run_stretch(size_t begin, const Step& step, const Team& team, bool timed);
   void experts(const Op& op, int index, const Step& step, const Team& team);  // experts.cpp
   // Calls take(begin, end) with panels out of [0, total) until all threads together have taken every one.
   template <typename Take>
@@ -136,6 +170,7 @@ class Program {
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;
   std::vector<Op> ops_;
+  std::vector<Stretch> stretches_;  // the one that begins with each operation
   std::vector<RotaryTable*> rotaries_;  // each once, however many layers share it
   bool heavy_ = false;  // has matrix products
   std::vector<int64_t> widths_;
