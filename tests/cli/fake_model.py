@@ -73,6 +73,7 @@ class FakeModel:
     def __init__(self, path, wait=None, **options):
         self.path, self.options, self.wait = path, options, wait
         self.calls, self.streams, self.closed = [], [], False
+        self.tasks = ("text2text",) if "pair" in str(path) else ("generate", "chat")
 
     def __enter__(self):
         return self

@@ -50,6 +50,17 @@ def test_raw_leaves_out_the_chat_template(models, model_file):
     assert models[0].calls == [("stream", "Once", {})]
 
 
+def test_encoder_decoders_answer_to_the_text_as_it_is(models, tmp_path, capsys):
+    path = tmp_path / "pair.gguf"
+    path.write_bytes(b"")
+    assert main(["run", "Is it good?", "--model", str(path)]) == 0
+    assert models[0].calls == [("stream", "Is it good?", {})]
+    assert main(["run", "Once", "--system", "S", "--model", str(path)]) == 1
+    assert "has none" in capsys.readouterr().err
+    assert main(["chat", "--model", str(path)]) == 1
+    assert "cannot chat" in capsys.readouterr().err
+
+
 def test_raw_and_system_contradict(models, model_file, capsys):
     assert main(["run", "Once", "--raw", "--system", "S", "--model", model_file]) == 1
     assert "--system" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import sys
 from time import perf_counter
 
 from ..errors import ForwardpassError
+from ..tasks.abilities import require
 from .output import answer_text, escape, one_line, print_json, status_line, write
 from .run import as_record, given, load
 
@@ -24,6 +25,7 @@ def run(model, dtype, kv_dtype, threads, system, json, **sampling) -> int:
     if interactive:
         print(f"{escape(str(model))}: /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     with load(model, dtype, kv_dtype, threads) as loaded:
+        require(loaded, "chat")
         return Conversation(loaded, system, given(sampling), json).loop(interactive)
 
 

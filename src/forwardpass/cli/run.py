@@ -17,6 +17,10 @@ def run(prompt, model, dtype, kv_dtype, threads, system, raw, explain, json, **s
         raise ParameterError("--system needs the chat template, which --raw leaves out: give one of them.")
     loaded = load(model, dtype, kv_dtype, threads)
     with loaded:
+        if "text2text" in loaded.tasks:  # an encoder-decoder: what it answers to is a text as it is
+            if system is not None:
+                raise ParameterError("--system needs a chat template, and this model, an encoder-decoder, has none")
+            raw = True
         params = given(sampling)
         request = text if raw else messages(system, text)
         if explain:
