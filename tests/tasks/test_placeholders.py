@@ -13,6 +13,8 @@ from forwardpass.tasks.placeholders import around_codes, codes, lost
     ("Hello {name}, you have {{count}} and ${total}", ["{name}", "{{count}}", "${total}"]),
     ("<b>Bold</b> and <br/> but 3 < 4 > 2", ["<b>", "</b>", "<br/>"]),
     ("%s of %(size)d at 100% sure, %-5.2f", ["%s", "%(size)d", "%-5.2f"]),
+    ("run `ls -l {a}` and ` alone", ["`ls -l {a}`"]),
+    ("I \u2764\ufe0f you \U0001f600\U0001f600 \u2192 go", ["\u2764\ufe0f", "\U0001f600\U0001f600", "\u2192"]),
     ("nothing here, 50 % or so", []),
 ])
 def test_codes(text, found):

@@ -18,7 +18,7 @@ def texts(document):
     ("He asked Dr. Smith, i.e. the doctor. She left.", ["He asked Dr. Smith, i.e. the doctor.", "She left."]),
     ("J. S. Bach wrote it. So they say.", ["J. S. Bach wrote it.", "So they say."]),
     ("It costs 3.50 euros. Cheap.", ["It costs 3.50 euros.", "Cheap."]),
-    ("3. Remove the lid. 4. Stir.", ["3. Remove the lid.", "4. Stir."]),
+    ("3. Remove the lid. 4. Stir.", ["Remove the lid.", "4. Stir."]),
     ("Wait... what? Yes... No.", ["Wait... what?", "Yes...", "No."]),
     ("“Really?” he said. (Yes.) Then he went.", ["“Really?” he said.", "(Yes.)", "Then he went."]),
     ("See e.g. Fig. 3 and pp. 4-5. Done.", ["See e.g. Fig. 3 and pp. 4-5.", "Done."]),
@@ -33,7 +33,7 @@ def test_where_sentences_end(document, sentences):
 def test_what_stands_between():
     document = "\n  Title \r\n\r\n\t- One. Two.  \n\n"
     found, end = segments(document)
-    assert [(one.before, one.text) for one in found] == [("\n  ", "Title"), (" \r\n\r\n\t", "- One."), (" ", "Two.")]
+    assert [(one.before, one.text) for one in found] == [("\n  ", "Title"), (" \r\n\r\n\t- ", "One."), (" ", "Two.")]
     assert end == "  \n\n"
     assert segments(" \n ") == ([], " \n ")
 
@@ -44,3 +44,21 @@ def test_nothing_is_lost_or_added(document):
     assert "".join(one.before + one.text for one in found) + end == document
     assert all(one.text == one.text.strip() != "" for one in found)
     assert all(not one.before.strip() for one in found) and not end.strip()
+
+
+@pytest.mark.parametrize(("line", "marker"), [
+    ("- [ ] milk", "- [ ] "), ("12) Go.", "12) "), ("> > so he said", "> > "), ("### Part 1", "### "),
+    ("-5 degrees", ""), ("#tag", ""), ("1999. It was", ""), ("**bold** text", ""), ("\u2022\tone", "\u2022\t"), ("- -", "- "),
+])
+def test_list_markers_stand_before_the_text(line, marker):
+    assert segments(line)[0][0].before == marker
+    assert segments(f"a\n  {line}")[0][1].before == f"\n  {marker}"
+
+
+def test_code_blocks_stay():
+    document = "Run:\n\n  ```python\nprint('Hi.')\n~~~\n```\nThen stop."
+    assert [(one.before, one.text) for one in segments(document)[0]] == [
+        ("", "Run:"), ("\n\n  ```python\nprint('Hi.')\n~~~\n```\n", "Then stop.")]
+    assert segments("```\nx = 1\n````\n") == ([], "```\nx = 1\n````\n")
+    assert texts("```\nnever closed") == ["```", "never closed"]
+    assert texts("~~~\na\n~~~\nb\n~~~\nc") == ["b", "~~~", "c"]

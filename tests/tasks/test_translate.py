@@ -118,6 +118,22 @@ def test_codes_survive_in_any_case():
     model = Scripted({"Hello {name}, go to <b>home</b>.": ["Hallo, geh."], "Hello": ["Hallo"],
                       ", go to": [", geh nach"], "home": ["Hause"]})
     assert translate(model, "Hello {name}, go to <b>home</b>.") == [[("Hallo {name}, geh nach <b>Hause</b>.", ())]]
+    assert [(text, params.max_new_tokens) for text, params in model.asked[-3:]] == [
+        ("Hello", 3 * 6 + 32), (", go to", 3 * 8 + 32), ("home", 3 * 5 + 32)]  # all three side by side
+    assert [len(requests) for requests in model.ran] == [1, 3]
+
+
+def test_a_failing_piece_leaves_no_requests():
+    model = Scripted({"Hello {name}, go.": ["Hallo."]})
+    ask = model.ask
+    def broken(ids, params, *_):
+        if "".join(map(chr, ids[:-1])) == ", go.":
+            raise KeyboardInterrupt
+        return ask(ids, params)
+    model.ask = broken
+    with pytest.raises(KeyboardInterrupt):
+        translate(model, "Hello {name}, go.")
+    assert model.cancelled == 2
 
 
 def test_n_best_of_several_sentences():
@@ -134,7 +150,18 @@ def test_a_sentence_that_is_too_long_is_cut_at_a_blank():
     assert translate(model, "aaaa bbbb cccc dddd") == [[("AAAA BBBB CCCC DDDD", ())]]
     assert [text for text, _ in model.asked] == ["aaaa bbbb", "cccc dddd"]
     with pytest.raises(ContextLengthError, match="14 tokens; the model reads 12"):
-        translate(model, "a" * 13)
+        translate(model, "\u00e4" * 13)
+    assert translate(model, "see " + "a" * 13) == [[("SEE " + "a" * 13, ())]]  # data: nothing to translate
+    assert translate(model, "\u00e9\u00e9\u00e9\uff0c" * 4) == [[("\u00c9\u00c9\u00c9\uff0c" * 4, ())]]
+    assert [text for text, _ in model.asked[-2:]] == ["\u00e9\u00e9\u00e9\uff0c" * 2] * 2
+
+
+def test_code_blocks_and_lists_stay():
+    document = "# A title\n```\nx = 1\n```\n1. one\n> two"
+    assert translate(Scripted(), document) == [[("# A TITLE\n```\nx = 1\n```\n1. ONE\n> TWO", ())]]
+    only = "```\nx = 1\n```"
+    assert translate(Scripted(), only) == [[(only, ())]]
+    assert [one.text for one in Translation(Scripted(), PLAIN, {}).sentences(only)] == [only]
 
 
 def test_a_translation_does_not_run_on():
@@ -249,6 +276,15 @@ def test_translate_is_generate_with_the_prefix(pair):
     assert "".join(one.text for one in model.translate(text, target="de", stream=True, max_new_tokens=9)) == done.text
     best = model.translate("A house.", target="de", max_new_tokens=9, num_return_sequences=2)
     assert [one.score for one in best] == sorted((one.score for one in best), reverse=True) and len(best) == 2
+
+
+def test_what_is_lost_is_told(pair):
+    model, _ = pair
+    with pytest.warns(UserWarning, match="not found in the translation: 0123, 33"):
+        done = model.translate(["Pay 0123.", "Or 33 more!"], target="de", max_new_tokens=2)
+    assert [one.lost for one in done] == [("0123",), ("33",)]
+    stream = model.translate("Pay 0123.", target="de", max_new_tokens=2, stream=True)
+    assert [one.lost for one in stream] == [("0123",)]
 
 
 def test_summaries(pair):

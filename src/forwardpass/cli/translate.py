@@ -26,7 +26,8 @@ def run(text, model, dtype, threads, to, json, **options) -> int:
                     ended = sentence.text
                 if not ended.endswith("\n"):
                     write("\n")
-                report(lost)
+                if lost:  # the library warns of it where it does not stream
+                    print(f"not found in the translation: {', '.join(lost)}", file=sys.stderr)
     return 0
 
 
@@ -40,9 +41,3 @@ def show_answers(document: str, answers, json: bool) -> None:
     for number, one in enumerate(answers, 1):
         score = "" if one.score is None else f" ({one.score:.3f})"
         write((f"{number}.{score} " if len(answers) > 1 else "") + answer_text(one.text) + "\n")
-        report(one.lost)
-
-
-def report(lost) -> None:
-    if lost:
-        print(f"not found in the translation: {', '.join(lost)}", file=sys.stderr)

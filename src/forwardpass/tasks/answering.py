@@ -17,6 +17,8 @@ from forwardpass.tasks.texts import checked_texts
 from forwardpass.tasks.translate import Translation, elapsed
 
 SUMMARY = "summarization"
+SHOWN = 10
+"""Things lost that a warning lists."""
 
 
 class Answering:
@@ -45,7 +47,8 @@ class Answering:
             translation.
         num_return_sequences, num_beams: n-best translations with scores; the score of several sentences is the mean.
 
-        `.lost` of a result has what stands in the source and not in the translation: numbers, URLs, {braces}, tags.
+        `.lost` of a result has what stands in the source and not in the translation: numbers, URLs, {braces}, tags. A
+        warning says so of the best ones, unless they are streamed.
         """
         require(self, "translate")
         started = perf_counter()
@@ -56,6 +59,10 @@ class Answering:
                 raise ParameterError("a stream is one text and one translation; call translate() for more")
             return work.sentences(texts)
         done = [elapsed(started, one) for choices in work.documents(listed) for one in choices]
+        missing = [thing for one in done if one.choice_index == 0 for thing in one.lost]
+        if missing:
+            more = "" if len(missing) <= SHOWN else f" and {len(missing) - SHOWN} more"
+            warnings.warn(f"not found in the translation: {', '.join(missing[:SHOWN])}{more}", stacklevel=2)
         return done[0] if isinstance(texts, str) and len(done) == 1 else done
 
     def summarize(self, texts: str | Sequence[str], *, truncation: str = "right", **params: Any

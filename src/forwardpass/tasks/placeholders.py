@@ -1,17 +1,21 @@
-"""What a translation must not lose: numbers, and what a program or a browser will read: URLs, {braces}, <tags>, %s."""
+"""What a translation must not lose: numbers, and what a program or a browser will read: URLs, {braces}, <tags>, %s,
+`code`. Pictures (emoji, arrows) are the same in all languages, and many a vocabulary lacks them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
+_PICTURE = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _CODE = re.compile(
-    r"(?:https?|ftp)://[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
+    r"`[^`\n]+`"
+    r"|(?:https?|ftp)://[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
     r"|www\.[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
     r"|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
     r"|\$?\{\{?[^{}\n]*\}?\}"
     r"|</?[A-Za-z][^<>\n]*>"
     r"|%(?:\(\w+\))?[-+0# ]?\d*(?:\.\d+)?[sdifgxeru](?![a-z])"
+    rf"|[{_PICTURE}][{_PICTURE}\ufe0e\ufe0f\u200d\u20e3]*"
 )
 _NUMBER = re.compile(r"\d+(?:[.,\u00a0\u202f'\u2019]\d+)*")
 _LETTER = re.compile(r"[^\W\d_]")

@@ -1,8 +1,10 @@
 """A document as sentences with what stands between them, so that it can be put together again.
 
-A line is never joined with the next, and what is blank stays as it is. Inside a line a sentence ends at . ! ? or an
-ellipsis, with closing quotes and brackets, before a blank and something that may begin a sentence; not after an
-abbreviation, an initial or an ordinal number that goes on. Chinese and Japanese full stops end one without a blank.
+A line is never joined with the next, and what is blank stays as it is, as do code blocks between two fences (``` or
+~~~) and what a line of a list, a quotation or a heading begins with ("- ", "2. ", "> ", "## "). Inside a line a
+sentence ends at . ! ? or an ellipsis, with closing quotes and brackets, before a blank and something that may begin a
+sentence; not after an abbreviation, an initial or an ordinal number that goes on. Chinese and Japanese full stops end
+one without a blank.
 """
 
 from __future__ import annotations
@@ -23,9 +25,13 @@ _KNOWN = frozenset(_ABBREVIATIONS.split())
 _DOTTED = re.compile(r"(?:\w\.)+\w$")  # "e.g", "U.S", "z.B": the last full stop stands behind it
 
 
+_MARKER = re.compile(r"(?:(?:[-*+>\u2022\u2023\u25e6]|#{1,6}|\d{1,3}[.)]|\[[ xX]\])[ \t]+)+")
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sentence, and what stands before it: line ends, indentation, blanks between sentences."""
+    """A sentence, and what stands before it: line ends, indentation, list markers, code, blanks between sentences."""
 
     before: str
     text: str
@@ -35,18 +41,36 @@ def segments(document: str) -> tuple[list[Segment], str]:
     """(the document's sentences, what stands after the last). Together they are the document."""
     found: list[Segment] = []
     before = ""
-    for line in re.split(r"((?:\r\n|[\n\r\v\f\x85\u2028\u2029])+)", document):
+    lines = re.split(r"((?:\r\n|[\n\r\v\f\x85\u2028\u2029])+)", document)
+    code = _code_lines(lines)
+    for number, line in enumerate(lines):
         body = line.strip()
-        if not body:
+        if not body or number in code:
             before += line
             continue
         start = line.index(body)
+        if marker := _MARKER.match(body):
+            start, body = start + marker.end(), body[marker.end():]
         before += line[:start]
         for blank, sentence in _sentences(body):
             found.append(Segment(before + blank, sentence))
             before = ""
         before = line[start + len(body):]
     return found, before
+
+
+def _code_lines(lines: list[str]) -> set[int]:
+    """The numbers of the lines in code blocks, fences included. A fence that nothing closes is a line like any."""
+    found: set[int] = set()
+    opened, fence = 0, ""
+    for number, line in enumerate(lines):
+        mark = _FENCE.match(line)
+        if mark and not fence:
+            opened, fence = number, mark[1]
+        elif mark and mark[1].startswith(fence) and line.strip() == mark[1]:
+            found.update(range(opened, number + 1))
+            fence = ""
+    return found
 
 
 def _sentences(line: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -42,7 +43,7 @@ class Translation:
     """
 
     def __init__(self, model, way: Direction, given: Mapping[str, Any]):
-        self.model, self.way, self.given = model, way, given
+        self.model, self.engine, self.way, self.given = model, model.engine, way, given
         self.params: SamplingParams = model.answer_params({**way.parameters(), **given}, way.settings)
         self.choices = self.params.num_return_sequences
         self.limit = model.source_limit
@@ -59,6 +60,8 @@ class Translation:
     def sentences(self, text: str) -> Iterator[Completion]:
         """The translation of one text by the sentence; what stood between them is part of their texts."""
         parts, end = segments(text)
+        if not parts:
+            yield _kept(end, 0)
         for n, (part, done) in enumerate(zip(parts, self._sentences([one.text for one in parts]), strict=True)):
             yield self._joined([part.before], done[:1], end if n + 1 == len(parts) else "", 0, 0, first=n == 0)
 
@@ -73,36 +76,48 @@ class Translation:
                     self._begin(text, waiting[-1])
                 if not waiting:
                     return
-                self.model.engine.run([one.request for one in waiting[0] if one.request is not None])
+                self.engine.run([one.request for one in waiting[0] if one.request is not None])
                 yield self._finished(waiting[0])
                 waiting.popleft()
         finally:
-            for part in (one for parts in waiting for one in parts if one.request is not None):
-                self.model.engine.cancel(part.request)
+            for parts in waiting:
+                self._cancel(parts)
+
+    def _cancel(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            if part.request is not None:
+                self.engine.cancel(part.request)
 
     def _begin(self, text: str, parts: list[_Part]) -> None:
-        """Requests for a sentence: one, or several for one that is too long, cut where there is a blank."""
+        """Requests for a sentence: one, or several for one that is too long, cut where it is best."""
         if not any(wanted for _, wanted in around_codes(text)):
             parts.append(_Part(text))
             return
         ids = self.way.source_ids(self.model.tokenizer, text)
         if len(ids) > self.limit:
-            middle = min((at for at, sign in enumerate(text) if sign.isspace() and 0 < at < len(text) - 1),
-                         key=lambda at: abs(at - len(text) / 2), default=None)
-            if middle is None:
+            cut = _middle(text)
+            if cut is not None:
+                self._begin(text[: cut[0]], parts)
+                parts.append(_Part(text[cut[0] : cut[1]]))
+                self._begin(text[cut[1] :], parts)
+            elif text.isascii():  # data of some kind, no word of any language
+                parts.append(_Part(text))
+            else:
                 raise ContextLengthError(f"a word has {len(ids)} tokens; the model reads {self.limit} at once: shorten "
                                          "it, or leave it out")
-            self._begin(text[:middle], parts)
-            parts.append(_Part(text[middle]))
-            self._begin(text[middle + 1:], parts)
             return
-        params = self.params
+        wanted = self.choices
+        if self.params.num_beams > 1 and (codes(text) or any(sign.isdigit() for sign in text)):
+            wanted = self.params.num_beams
+        parts.append(_Part(text, self._ask(ids, wanted)))
+
+    def _ask(self, ids: list[int], wanted: int) -> Any:
+        """A request for so many translations of a source."""
+        params = replace(self.params, num_return_sequences=wanted)
         if "max_new_tokens" not in self.given:
             most = min(params.max_new_tokens, LONGER * len(ids) + MORE)
             params = replace(params, max_new_tokens=most, min_new_tokens=min(most, params.min_new_tokens))
-        if params.num_beams > 1 and (codes(text) or any(sign.isdigit() for sign in text)):
-            params = replace(params, num_return_sequences=params.num_beams)
-        parts.append(_Part(text, self.model.ask(ids, params)))
+        return self.model.ask(ids, params)
 
     def _finished(self, parts: list[_Part]) -> list[Completion]:
         """The translations of one sentence."""
@@ -124,19 +139,23 @@ class Translation:
 
     def _in_pieces(self, text: str) -> Completion:
         """A sentence whose codes the model can't carry over: they stay where they are, the rest is translated."""
-        pieces: list[Completion] = []
-        for piece, wanted in around_codes(text):
-            if not wanted:
-                pieces.append(_kept(piece, 0))
+        parts: list[_Part] = []
+        try:
+            for piece, wanted in around_codes(text):
+                ids = self.way.source_ids(self.model.tokenizer, piece.strip()) if wanted else []
+                parts.append(_Part(piece, self._ask(ids, 1) if wanted else None))
+            self.engine.run([part.request for part in parts if part.request is not None])
+        finally:
+            self._cancel(parts)
+        done: list[Completion] = []
+        for part in parts:
+            if part.request is None:
+                done.append(_kept(part.text, 0))
                 continue
-            body = piece.strip()
-            request = self.model.ask(self.way.source_ids(self.model.tokenizer, body),
-                                     replace(self.params, num_return_sequences=1))
-            self.model.engine.run([request])
-            one = request.completions()[0]
+            piece, one = part.text, part.request.completions()[0]
             before, after = piece[: len(piece) - len(piece.lstrip())], piece[len(piece.rstrip()):]
-            pieces.append(replace(one, text=before + one.text.strip() + after, lost=tuple(lost(body, one.text))))
-        return _sum(pieces, "".join(one.text for one in pieces))
+            done.append(replace(one, text=before + one.text.strip() + after, lost=tuple(lost(piece, one.text))))
+        return _sum(done, "".join(one.text for one in done))
 
     def _joined(self, before: list[str], done: list[Completion], end: str, number: int, choice: int,
                 first: bool = True) -> Completion:
@@ -146,6 +165,18 @@ class Translation:
             text += ("" if inside and not self.way.spaced else blank) + one.text
         whole = _sum(done, text + end) if done else _kept(end, choice)
         return replace(whole, prompt_index=number, choice_index=choice)
+
+
+def _middle(text: str) -> tuple[int, int] | None:
+    """(end of the first part, begin of the second) of a sentence that is cut in two: at the blank nearest to its
+    middle, or, in a script without blanks, behind a comma or the like; None if it has neither."""
+    inside = range(1, len(text) - 1)
+    nearest = partial(min, key=lambda at: abs(at - len(text) / 2), default=None)
+    blank = nearest(at for at in inside if text[at].isspace())
+    if blank is not None:
+        return blank, blank + 1
+    comma = nearest(at for at in inside if not text[at - 1].isalnum() and text[at - 1] > "\u2fff")
+    return None if comma is None else (comma, comma)
 
 
 def _kept(text: str, choice: int) -> Completion:
