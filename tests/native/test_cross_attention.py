@@ -320,7 +320,7 @@ def test_wrong_recordings_are_refused():
                    lambda: program.cross_attention(q, q, layer=0, group=1, **cross),
                    lambda: program.cross_attention(q, qkv, layer=0, group=1, **cross),
                    lambda: program.cross_attention(q, out, layer=-1, group=1, **cross),
-                   lambda: program.cross_attention(q, out, layer=0, group=4, **cross),
+                   lambda: program.cross_attention(q, out, layer=0, group=2**40, **cross),
                    lambda: program.cross_attention(q, out, layer=0, group=1, **(cross | {"num_heads": 3})),
                    lambda: program.store(qkv, layer=0, group=2, **shape),
                    lambda: program.store(kv, layer=0, group=-1, **shape),
