@@ -131,11 +131,11 @@ class Engine:
         """
         if logits and self.network.spec.head.task != "lm":
             raise UnsupportedModelError("this model's head gives no logits of tokens; use a model with a language head")
+        source = self._source(source_ids)
         pass_on = self._computing.projected(ids, consume) if logits else consume
         if not self.network.spec.causal:
             self.encode([EncoderText(ids)], lambda hidden: [pass_on(0, hidden.values)])
             return
-        source = self._source(source_ids)
         self._check_room(len(ids), "the text", "shorten the text", source)
         job = TextRows(ids, source, pass_on)
         self._admit(job)
@@ -211,7 +211,7 @@ class Engine:
     def _source(self, ids: Sequence[int] | None) -> Text | None:
         if (ids is None) != (self.network.encoder is None):
             raise ParameterError("this model answers to a source: give source_ids" if ids is None else
-                                 "this model has no encoder: source_ids must be None")
+                                 "this model is no encoder-decoder: source_ids must be None")
         return None if ids is None else Text(self._text(0, EncoderText(ids))[0])
 
     def _text(self, number: int, text: EncoderText) -> tuple[np.ndarray, np.ndarray | None]:

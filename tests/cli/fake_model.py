@@ -70,7 +70,10 @@ def load(model, progress=None, **options):
 
 
 class FakeModel:
+    """A path with "reader" in it is that of a model that only reads texts."""
+
     def __init__(self, path, wait=None, **options):
+        self.tasks = ("embed",) if "reader" in str(path) else ("generate", "chat", "embed")
         self.path, self.options, self.wait = path, options, wait
         self.calls, self.streams, self.closed = [], [], False
         self.tasks = ("text2text",) if "pair" in str(path) else ("generate", "chat")
@@ -179,4 +182,5 @@ class FakeModel:
         return [[(label, 0.5) for label in labels] for _ in texts]
 
     def explain(self, request, **params):
-        return FakeReport(completion(self._begin("explain", request, params), WORDS))
+        text = self._begin("explain", request, params)
+        return FakeReport(completion(text, WORDS) if "generate" in self.tasks else None)

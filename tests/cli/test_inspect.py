@@ -174,6 +174,17 @@ def test_what_a_model_can_do(tmp_path, capsys):
         assert "can embed, token_classify, logits, hidden_states" in shown and "KV cache" not in shown
         assert r"head 2 labels of tokens: O, \x1b[31mLOC" in shown
         assert "vectors cls and mean pooling, normalised" in shown and "sees the whole text" in shown
+        assert "longest text 40 tokens" in shown and "begin of text none" in shown
+
+
+def test_why_a_model_makes_no_vectors(tmp_path, capsys):
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_X", "type": "own.Code"}]
+    files = {"modules.json": modules, "sentence_bert_config.json": {"max_seq_length": 17}}
+    tiny_readers.save(tiny_readers.make("tags", 2), tmp_path / "m", files)
+    assert main(["inspect", str(tmp_path / "m")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "can token_classify, logits" in shown and "vectors modules.json: module 1 is 'own.Code'" in shown
+    assert "longest text 17 tokens" in shown
 
 
 def test_what_a_decoder_can_do(tmp_path, capsys):

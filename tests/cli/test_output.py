@@ -29,7 +29,7 @@ def test_escape(text, shown):
 
 def test_one_line():
     assert output.one_line("a\nb\r\nc") == "a b c"
-    assert output.one_line("") == "no message"
+    assert output.one_line("") == ""
 
 
 def test_joined_emoji_stay_whole_on_a_terminal(monkeypatch):

@@ -102,6 +102,17 @@ def test_explain(models, model_file, capsys):
     assert json.loads(capsys.readouterr().out)["explain"] == {"bottleneck": "memory"}
 
 
+def test_explaining_how_a_text_is_read(models, tmp_path, capsys):
+    (tmp_path / "reader.gguf").touch()
+    line = ["run", "x", "--explain", "--model", str(tmp_path / "reader.gguf")]
+    assert main(line) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "bound by memory" in err and models[0].calls == [("explain", "x", {})]
+    assert main([*line, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"explain": {"bottleneck": "memory"}}
+    assert main([*line, "--system", "s"]) == 1 and "--system" in capsys.readouterr().err
+
+
 def test_an_error_is_one_clear_line(models, model_file, capsys):
     assert main(["run", "error", "--model", model_file]) == 1
     out, err = capsys.readouterr()

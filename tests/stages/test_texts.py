@@ -158,6 +158,12 @@ def test_every_token_is_in_a_part(tokenizer, count, overlap):
     assert joined == [word_id(i) for i in range(1, count + 1)]
 
 
+def test_a_long_text_is_split_in_one_go(tokenizer):
+    """60,000 tokens in 20,000 parts: looking at all tokens for each part would take minutes."""
+    parts, _ = split_texts(tokenizer, [words(*([1, 2, 3] * 20_000))], Limit(5), 0, types=True)
+    assert len(parts) == 20_000 and all(part.ids == parts[0].ids for part in parts)
+
+
 def test_every_part_has_the_prompt(tokenizer):
     parts, _ = split_texts(tokenizer, [words(*range(1, 8))], Limit(5), 0, types=True, keep=2)
     assert [part.ids for part in parts] == [

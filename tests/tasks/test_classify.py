@@ -362,7 +362,7 @@ def test_which_labels_are_those_of_inference(labels, expected):
     ({"labels": []}, "labels: expected at least one"), ({"labels": ["a", "a"]}, "each label once"),
     ({"labels": [1]}, "int at 0"), ({"hypothesis_template": "This is it."}, "one {}"),
     ({"hypothesis_template": "{} or {}"}, "one {}"), ({"hypothesis_template": None}, "one {}"),
-    ({"text": []}, "empty list")])
+    ({"text": []}, "empty list"), ({"multi_label": "no"}, "multi_label must be True or False")])
 def test_wrong_labels(nli, change, words_in_it):
     with pytest.raises(ParameterError, match=words_in_it):
         nli.zero_shot(**{"text": "w1", "labels": TOPICS, **change})

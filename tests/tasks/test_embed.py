@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 import forwardpass
 import tiny_readers
-from forwardpass import ContextLengthError, ModelFileError, ParameterError, UnsupportedModelError
+from forwardpass import ContextLengthError, ForwardpassError, ModelFileError, ParameterError, UnsupportedModelError
 from forwardpass.tasks.quantizing import quantize
 from forwardpass.weights import packed_file
 from tiny_readers import ids_of, some_words, torch_hidden, words
@@ -343,9 +343,25 @@ def test_similarity(folder, kind):
         found = model.similarity(a, b)
         assert found.shape == (3, 5) and found.dtype == np.float32 and np.allclose(found, expected, atol=1e-5)
         assert np.array_equal(model.similarity(a[1], b[2:3]), found[1:2, 2:3])
-        for wrong in (b[:, :5], b[0:0], b[None]):
+        for wrong in (b[:, :5], b[0:0], b[None], None, "a", [[1, 2], [3]], b.astype(complex), b.astype(object), 3.0):
             with pytest.raises(ParameterError, match="similarity"):
                 model.similarity(a, wrong)
+
+
+def test_similarity_of_small_outputs(model):
+    """Bits that are set are 1, the others -1: the cosine of 24 bits of which n differ is 1 - 2 n / 24."""
+    vectors = model.embed(TEXTS)
+    bits, small = model.embed(TEXTS, output="binary"), model.embed(TEXTS, output="int8")
+    differ = np.unpackbits(bits[:, None] ^ bits, axis=2).sum(2)
+    assert differ.max() > 0 and np.allclose(model.similarity(bits, bits), 1 - differ / 12, atol=1e-6)
+    assert np.allclose(model.similarity(vectors, bits), vectors @ np.where(vectors > 0, 1, -1).T / 24**0.5, atol=1e-6)
+    assert np.allclose(model.similarity(vectors, small), model.similarity(vectors, vectors), atol=0.02)
+
+
+def test_arrays_of_texts(model):
+    expected = model.embed(["w1", "w2 w3"])
+    for texts in (("w1", "w2 w3"), np.array(["w1", "w2 w3"]), np.array(["w1", "w2 w3"], object)):
+        assert np.array_equal(model.embed(texts), expected)
 
 
 # ---- what makes no sense
@@ -353,7 +369,8 @@ def test_similarity(folder, kind):
 
 @pytest.mark.parametrize(("texts", "words_in_it"), [
     ([], "empty list"), (None, "NoneType"), (3, "int"), (b"ab", "bytes"), ({"a": 1}, "dict"), (["w1", 2], "int at 1"),
-    ([["w1", "w2"]], "list at 0"), (["w1", None], "NoneType at 1"), (iter(["a"]), "iterator")])
+    ([["w1", "w2"]], "list at 0"), (["w1", None], "NoneType at 1"), (iter(["a"]), "iterator"),
+    (np.array("w1"), "ndarray"), (np.array([1, 2]), "int64 at 0"), (["w1", "w2 \ud800"], "text 1.*surrogate")])
 def test_texts_of_a_wrong_kind(model, texts, words_in_it):
     with pytest.raises(ParameterError, match=words_in_it):
         model.embed(texts)
@@ -362,7 +379,10 @@ def test_texts_of_a_wrong_kind(model, texts, words_in_it):
 def test_other_wrong_arguments(model):
     for change, words_in_it in (({"max_length": 41}, "from 1 to 40"), ({"max_length": 0}, "from 1 to 40"),
                                 ({"truncation": "middle"}, "right, left, error"), ({"pooling": "median"}, "median"),
-                                ({"pooling": []}, "empty list"), ({"overlap": -1}, "overlap")):
+                                ({"pooling": []}, "empty list"), ({"pooling": 3}, "not 3"),
+                                ({"pooling": [["mean"]]}, "not .'mean'"), ({"pooling": {"mean": 1}}, "must be one of"),
+                                ({"normalize": "yes"}, "normalize must be True or False"),
+                                ({"overlap": -1}, "overlap")):
         with pytest.raises(ParameterError, match=words_in_it):
             model.embed("w1", **change)
     with pytest.raises(ContextLengthError, match="limit is 1"):
@@ -386,6 +406,26 @@ def test_vectors_through_modules_of_another_kind(folder):
     with (load(folder(files=files)) as model,
           pytest.raises(UnsupportedModelError, match=r"cannot embed.*CNN.*this model can hidden_states")):
         model.embed("w1")
+
+
+def test_half_of_a_directory(folder):
+    for name, words_in_it in (("1_Pooling/config.json", "1_Pooling/config.json: expected the settings of a module"),
+                              ("model.safetensors", "safetensors"), ("config.json", "config.json")):
+        path = folder()
+        (path / name).unlink()
+        with pytest.raises(ForwardpassError, match=words_in_it):
+            load(path)
+    path = folder()
+    (path / "modules.json").unlink()  # some repositories have lost it
+    with load(path) as model:
+        assert model.settings.pooling == ("mean",)
+
+
+def test_states_have_no_source(model):
+    for call in (lambda: model.hidden_states([5], source_ids=[5]),
+                 lambda: model.hidden_states([5], [0], source_ids=[5])):
+        with pytest.raises(ParameterError, match="source_ids"):
+            call()
 
 
 def test_a_closed_model(folder):

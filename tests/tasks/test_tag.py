@@ -102,12 +102,20 @@ def test_a_long_text_is_cut_or_split(model, tags):
 def test_wrong_arguments(model):
     for change, words_in_it in (
             ({"aggregation": "last"}, "aggregation must be one of"), ({"ignore": "O"}, "ignore must be a list"),
-            ({"ignore": [1]}, "ignore must be a list"), ({"overlap": 1, "truncation": "left"}, "one of them"),
+            ({"ignore": [1]}, "ignore must be a list"), ({"ignore": None}, "ignore must be a list"),
+            ({"ignore": 3}, "ignore must be a list"), ({"overlap": 1, "truncation": "left"}, "one of them"),
             ({"text": []}, "empty list"), ({"text": [1]}, "int at 0"), ({"overlap": 99}, "overlap must be from 0")):
         with pytest.raises(ParameterError, match=words_in_it):
             model.token_classify(**{"text": "w1", **change})
     with pytest.raises(ContextLengthError, match="43 tokens"):
         model.token_classify(some_words(41), truncation="error")
+
+
+def test_labels_to_ignore_may_come_once(model):
+    texts = [some_words(9, 1), some_words(9, 2)]
+    found = model.token_classify(texts, aggregation="none", ignore=NAMES[:2])
+    assert found == model.token_classify(texts, aggregation="none", ignore=iter(NAMES[:2]))
+    assert all(len(one) < 9 for one in found)
 
 
 def test_raw_scores(model, tags):

@@ -63,7 +63,7 @@ def _report(error: Exception, debug: bool) -> int:
 
         traceback.print_exception(error)
     elif isinstance(error, ForwardpassError):
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        print(f"error: {one_line(str(error)) or 'no message'}", file=sys.stderr)
     else:
         text = one_line(f"{type(error).__name__}: {error}")
         print(f"error: unexpected {text} (--debug shows where; please report it)", file=sys.stderr)

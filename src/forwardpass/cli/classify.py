@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..errors import ParameterError
-from .reading import answer_each, given, input_texts, load, show_ranked
+from .reading import answer_each, check_top, given, input_texts, load, show_ranked
 
 
 def run(text, model, dtype, threads, file, pairs, top, json, **options) -> int:
+    check_top(top)
     texts = input_texts(text, file)
     if pairs:
         texts = [_pair(one) for one in texts]

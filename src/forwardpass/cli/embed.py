@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import ParameterError
 from .output import print_json, write
-from .reading import answer_each, given, input_texts, load, shown
+from .reading import answer_each, check_top, given, input_texts, load, shown
 
 NUMBERS_SHOWN = 6
 
@@ -18,6 +18,9 @@ def run(text, model, dtype, threads, file, nearest, top, save, json, **options) 
         raise ParameterError("--nearest compares float32 vectors: leave --output out")
     if save is not None and (Path(save).is_dir() or not Path(save).absolute().parent.is_dir()):
         raise ParameterError(f"--save {save}: expected the name of a file in a folder that exists")
+    if top is not None and nearest is None:
+        raise ParameterError("--top is how many texts --nearest prints: leave it out, or ask with --nearest QUESTION")
+    check_top(top)
     texts = input_texts(text, file)
     with load(model, "embed", "an embedding model", dtype, threads) as loaded:
         asked = given(options)
@@ -54,8 +57,6 @@ def _save(path: str, vectors) -> None:
 def _nearest(model, question: str, texts: list[str], vectors, top: int, options: dict, json: bool) -> None:
     import numpy as np
 
-    if top < 1:
-        raise ParameterError(f"--top must be at least 1, not {top}")
     if "query" in model.settings.prompts and "prompt" not in options:
         options = {**options, "prompt": "query"}  # models that tell questions from texts name their prompts so
     scores = model.similarity(model.embed(question, **options), np.stack(vectors))[0]

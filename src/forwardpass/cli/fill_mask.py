@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from .output import one_line, print_json, write
-from .reading import answer_each, given, input_texts, load, shown
+from .reading import answer_each, check_top, given, input_texts, load, shown
 
 
 def run(text, model, dtype, threads, file, top, json, **options) -> int:
+    check_top(top)
     texts = input_texts(text, file)
     with load(model, "fill-mask", "a masked language model", dtype, threads) as loaded:
         asked = given({**options, "top_k": top})

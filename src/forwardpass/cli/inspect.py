@@ -219,12 +219,17 @@ def _layer(layer) -> list[str]:
 def _tasks(spec, settings, tokenizer, generation) -> dict:
     """What the model can do, and what its files say about that."""
     from ..tasks.abilities import abilities
+    from ..tasks.texts import longest_text
 
-    return {"tasks": list(abilities(spec, settings, tokenizer, generation)), "settings": asdict(settings)}
+    tasks = list(abilities(spec, settings, tokenizer, generation))
+    longest = longest_text(spec, settings, tokenizer) if tokenizer and "generate" not in tasks else None
+    return {"tasks": tasks, "settings": asdict(settings), "longest_text": longest}
 
 
 def _vectors(settings: dict) -> str:
-    """How a text's vector is made."""
+    """How a text's vector is made, or why it isn't."""
+    if settings["obstacle"]:
+        return settings["obstacle"]
     if not settings["pooling"]:
         return "the files don't say"
     steps = [f"dense layer of {step['outputs']}" if isinstance(step, dict) else "normalised"
@@ -274,7 +279,9 @@ def _show(facts: dict, list_tensors: bool) -> None:
             ["context", f"{spec['max_position_embeddings']} tokens"],
             ["can", ", ".join(facts["tasks"])],
             ["head", _cut(_head(spec, facts["settings"]), 400)],
-            *([["vectors", _vectors(facts["settings"])]] if "embed" in facts["tasks"] else []),
+            *([["longest text", f"{facts['longest_text']} tokens"]] if facts["longest_text"] else []),
+            *([["vectors", _vectors(facts["settings"])]]
+              if "embed" in facts["tasks"] or facts["settings"]["obstacle"] else []),
             *(["layers", line] for line in facts["layers"]),
             ["parameters", f"{memory['parameters']:,}"],
             ["weights", size(memory["weights_bytes"])],
@@ -295,7 +302,7 @@ def _show(facts: dict, list_tensors: bool) -> None:
         specials = ", ".join(f"{token}={token_id}" for token, token_id in tokenizer["special_tokens"].items())
         rows += [
             ["tokenizer", f"{tokenizer['vocab_size']} tokens"],
-            ["begin of text", tokenizer["bos_token_id"]],
+            ["begin of text", "none" if tokenizer["bos_token_id"] is None else tokenizer["bos_token_id"]],
             ["end of text", ", ".join(map(str, tokenizer["eos_token_ids"])) or "none"],
             ["special tokens", _cut(specials, 400) or "none"],
         ]

@@ -13,7 +13,7 @@ def escape(text: str, keep: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    return escape(" ".join(text.splitlines())) or "no message"
+    return escape(" ".join(text.splitlines()))
 
 
 def answer_text(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from .progress import Progress
 AT_ONCE = 512
 """Texts that are worked on together: enough for full steps, and soon enough for the next line of output."""
 LONGEST_SHOWN = 80
+LINE_ENDS = re.compile("\r\n|\n|\r")
+"""Not the rarer characters that str.splitlines also takes for ends of lines: they are part of a text."""
 
 
 def input_texts(words: Sequence[str] | None, files: Sequence[str] | None, what: str = "text") -> list[str]:
@@ -48,7 +51,8 @@ def _read(file: str) -> bytes:
 
 def _lines(name: str, read: Callable[[], bytes]) -> list[str]:
     try:
-        return [line for line in read().decode("utf-8-sig").splitlines() if line.strip()]
+        lines = LINE_ENDS.split(read().decode("utf-8-sig"))
+        return [line for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
@@ -65,6 +69,12 @@ def answer_each(texts: Sequence, work: Callable[[Sequence], Sequence], show: Cal
                 show(text, result)
             if len(texts) > AT_ONCE:
                 progress(what, at + len(some), len(texts))
+
+
+def check_top(top: int | None) -> None:
+    """Before a model is loaded and all texts are read for it."""
+    if top is not None and top < 1:
+        raise ParameterError(f"--top must be at least 1, not {top}")
 
 
 def shown(text: str | Sequence[str], longest: int = LONGEST_SHOWN) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from ..errors import ParameterError
 from .output import print_json, write
-from .reading import answer_each, given, input_texts, load, shown
+from .reading import answer_each, check_top, given, input_texts, load, shown
 
 
 def run(query, document, model, dtype, threads, file, top, json, **options) -> int:
+    check_top(top)
     documents = input_texts(document, file, "document")
-    if top is not None and top < 1:
-        raise ParameterError(f"--top must be at least 1, not {top}")
     with load(model, "rerank", "a cross-encoder", dtype, threads) as loaded:
         asked, scores = given(options), []
 

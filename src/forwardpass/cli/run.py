@@ -22,7 +22,10 @@ def run(prompt, model, dtype, kv_dtype, threads, system, raw, explain, json, **s
                 raise ParameterError("--system needs a chat template, and this model, an encoder-decoder, has none")
             raw = True
         params = given(sampling)
-        request = text if raw else messages(system, text)
+        reads = explain and "generate" not in loaded.tasks  # then a text is explained as it is
+        if reads and system is not None:
+            raise ParameterError("--system needs a model that answers; this one only reads texts: leave it out")
+        request = text if raw or reads else messages(system, text)
         if explain:
             return _explained(loaded, request, params, json)
         if json or (sampling["num_return_sequences"] or 1) > 1:
@@ -105,10 +108,12 @@ def _whole(model, request, params: dict, json: bool) -> int:
 
 def _explained(model, request, params: dict, json: bool) -> int:
     report = model.explain(request, **params)
+    done = report.completion  # None where the text was only read
     if json:
-        print_json({**as_record(report.completion), "explain": report.to_dict()})
+        print_json({**(as_record(done) if done else {}), "explain": report.to_dict()})
         return 0
-    write(answer_text(report.completion.text) + "\n")
+    if done:
+        write(answer_text(done.text) + "\n")
     print(report, file=sys.stderr)
     return 0
 

@@ -149,11 +149,11 @@ def _modules(files: Mapping[str, Any], spec: ModelSpec) -> tuple[tuple[str, ...]
     if MODULES not in files:
         if "1_Pooling/config.json" not in files:
             return (), True, ()
-        return *_pooling(Fields(files["1_Pooling/config.json"], "1_Pooling/config.json"), width), ()
+        return *_pooling(_config(files, "1_Pooling"), width), ()
     pooling: tuple[str, ...] = ()
     include_prompt, steps = True, []
     for number, (module, folder) in enumerate(zip(files[MODULES], module_folders(files[MODULES], ""), strict=True)):
-        kind, where = module["type"], f"{folder}/config.json"
+        kind = module["type"]
         name = kind.rpartition(".")[2]
         if not kind.startswith("sentence_transformers."):
             raise UnsupportedModelError(f"{MODULES}: module {number} is {show(kind)}, the model's own Python code, "
@@ -161,10 +161,10 @@ def _modules(files: Mapping[str, Any], spec: ModelSpec) -> tuple[tuple[str, ...]
         if (name == "Transformer" and number == 0) or name == "Dropout":
             continue
         if name == "Pooling" and number == 1:
-            pooling, include_prompt = _pooling(Fields(files.get(where, {}), where), width)
+            pooling, include_prompt = _pooling(_config(files, folder), width)
             width *= len(pooling)
         elif name == "Dense" and pooling:
-            steps.append(_dense(Fields(files.get(where, {}), where), folder, width))
+            steps.append(_dense(_config(files, folder), folder, width))
             width = steps[-1].outputs
         elif name == "Normalize" and pooling:
             steps.append(NORMALIZE)
@@ -175,6 +175,15 @@ def _modules(files: Mapping[str, Any], spec: ModelSpec) -> tuple[tuple[str, ...]
     return pooling, include_prompt, tuple(steps)
 
 
+def _config(files: Mapping[str, Any], folder: str) -> Fields:
+    """A module's settings. Without them a guess would give other vectors than the model's."""
+    where = f"{folder}/config.json"
+    if where not in files:
+        raise ModelFileError(f"{where}: expected the settings of a module that {MODULES} lists, found no such file; "
+                             "fetch the model again")
+    return Fields(files[where], where)
+
+
 def _pooling(fields: Fields, width: int) -> tuple[tuple[str, ...], bool]:
     """Older files have a flag for each kind, newer ones the names in `pooling_mode`."""
     found = fields.integer("word_embedding_dimension", "embedding_dimension", default=width)
@@ -183,6 +192,8 @@ def _pooling(fields: Fields, width: int) -> tuple[tuple[str, ...], bool]:
     names = fields.get("pooling_mode")
     if names is None:
         flags = [name for name, flag in _FLAGS.items() if fields.flag(f"pooling_mode_{flag}", False)]
+        if not flags and not fields.flag("pooling_mode_mean_tokens", True):
+            fields.wrong("pooling_mode_mean_tokens", "true, or another pooling that is", False)
         return tuple(flags) or ("mean",), fields.flag("include_prompt", True)
     listed = names if isinstance(names, list) else [names]
     if not 1 <= len(listed) <= len(POOLINGS) or not all(isinstance(name, str) for name in listed):

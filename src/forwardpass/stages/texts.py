@@ -71,7 +71,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], l
             found.append(EncodedText(ids, encoding.type_ids if types else None, 0, encoding))
         else:
             kept = _kept(encoding, limit, number, keep)
-            found.append(_part(encoding, kept, types, len(ids) - len(kept)))
+            found.append(_part(encoding, ids, encoding.type_ids if types else None, kept, len(ids) - len(kept)))
     return found
 
 
@@ -84,14 +84,15 @@ def split_texts(tokenizer: Tokenizer, texts: Sequence[str], limit: Limit, overla
     """
     parts, owners = [], []
     for number, encoding in enumerate(tokenizer.encode_batch(texts, offsets=offsets)):
-        (content, _), fixed = _content(encoding, number, keep)
-        room = limit.tokens - fixed
+        content, _, fixed = _content(encoding, number, keep)
+        room = limit.tokens - len(fixed)
         if not 0 <= overlap < room:
             raise ParameterError(f"overlap must be from 0 to {max(room - 1, 0)}, fewer than the {max(room, 0)} tokens "
                                  f"of text that a part has room for, not {overlap}")
+        ids, kinds = encoding.ids, encoding.type_ids if types else None  # each is a copy of the whole text's
         for at in range(0, max(len(content) - overlap, 1), room - overlap):
-            gone = {*content[:at], *content[at + room :]}
-            parts.append(_part(encoding, [i for i in range(len(encoding)) if i not in gone], types, 0))
+            kept = sorted(fixed + content[at : at + room])
+            parts.append(_part(encoding, ids, kinds, kept, 0))
             owners.append(number)
     return parts, owners
 
@@ -118,38 +119,38 @@ def fill_template(tokenizer: Tokenizer, template: str, values: Mapping[str, str]
     return EncodedText(ids, None, gone, None)
 
 
-def _content(encoding: Encoding, number: int, keep: int) -> tuple[tuple[list[int], list[int]], int]:
-    """(which tokens may be left out, of both texts, and how many may not)."""
+def _content(encoding: Encoding, number: int, keep: int) -> tuple[list[int], list[int], list[int]]:
+    """(which tokens may be left out, of the first and of the second text, and which may not)."""
     sequence = encoding.sequence_ids
     if not sequence:
         raise ParameterError(f"text {number} has no tokens, and the model's tokenizer adds none; expected at least one "
                              "token")
     first = [i for i, one in enumerate(sequence) if one == 0 and i >= keep]
     second = [i for i, one in enumerate(sequence) if one == 1]
-    return (first, second), len(sequence) - len(first) - len(second)
+    return first, second, [i for i, one in enumerate(sequence) if one is None or (one == 0 and i < keep)]
 
 
-def _part(encoding: Encoding, kept: list[int], types: bool, cut: int) -> EncodedText:
-    ids, kinds = encoding.ids, encoding.type_ids
-    return EncodedText([ids[i] for i in kept], [kinds[i] for i in kept] if types else None, cut, encoding, kept)
+def _part(encoding: Encoding, ids: list[int], types: list[int] | None, kept: list[int], cut: int) -> EncodedText:
+    """ids, types: the encoding's."""
+    return EncodedText([ids[i] for i in kept], types and [types[i] for i in kept], cut, encoding, kept)
 
 
 def _kept(encoding: Encoding, limit: Limit, number: int, keep: int) -> list[int]:
     """Which tokens of an encoding stay."""
-    (first, second), fixed = _content(encoding, number, keep)
+    first, second, fixed = _content(encoding, number, keep)
     if limit.truncation == "error":
         raise ContextLengthError(f"text {number} has {len(encoding)} tokens, the limit is {limit.tokens}; shorten it, "
                                  "or let it be cut with truncation='right'")
-    rooms = _rooms(len(first), len(second), limit.tokens - fixed, limit.pairs if second else "only_first")
+    rooms = _rooms(len(first), len(second), limit.tokens - len(fixed), limit.pairs if second else "only_first")
     if min(rooms) < 0:
         whole = {"only_first": second, "only_second": first}.get(limit.pairs, [])
         besides = f", and pair_truncation={limit.pairs!r} leaves another {len(whole)} alone" if whole else ""
-        raise ContextLengthError(f"text {number} has {fixed} tokens that cannot be left out{besides}; the limit is "
-                                 f"{limit.tokens}: raise max_length or shorten the text")
-    gone: set[int] = set()
+        raise ContextLengthError(f"text {number} has {len(fixed)} tokens that cannot be left out{besides}; the limit "
+                                 f"is {limit.tokens}: raise max_length or shorten the text")
+    kept = [*fixed]
     for places, room in zip((first, second), rooms, strict=True):
-        gone.update(places[room:] if limit.truncation == "right" else places[: len(places) - room])
-    return [i for i in range(len(encoding)) if i not in gone]
+        kept += places[:room] if limit.truncation == "right" else places[len(places) - room :]
+    return sorted(kept)
 
 
 def _rooms(first: int, second: int, room: int, pairs: str) -> tuple[int, int]:

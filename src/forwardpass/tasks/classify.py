@@ -15,6 +15,7 @@ from forwardpass.tasks.texts import (
     checked_pairs,
     checked_texts,
     encoded,
+    flag,
     limit_for,
     report_cut,
     text_scores,
@@ -72,6 +73,7 @@ def zero_shot(model, text: Any, labels: Any, *, hypothesis_template: str, multi_
     if not isinstance(hypothesis_template, str) or hypothesis_template.count("{}") != 1:
         raise ParameterError("hypothesis_template must be a text with one {} where the label goes, not "
                              f"{str(hypothesis_template)[:80]!r}")
+    multi_label = flag("multi_label", multi_label)
     entailment, opposite = inference_labels(model.settings.labels)
     pairs: list[Pair] = [(one, hypothesis_template.replace("{}", label)) for one in texts for label in labels]
     rows = text_scores(model, encoded(model, pairs, limit_for(model, max_length, truncation, "only_first")))

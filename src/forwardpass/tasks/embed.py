@@ -16,7 +16,17 @@ from forwardpass.models.task_settings import NORMALIZE, POOLING_NAMES, POOLINGS
 from forwardpass.stages.pooling import as_bits, as_int8, normalized, pool
 from forwardpass.stages.texts import split_texts
 from forwardpass.tasks.dense import products
-from forwardpass.tasks.texts import checked_texts, encoded, finite, has_types, limit_for, read, reader, whole_number
+from forwardpass.tasks.texts import (
+    checked_texts,
+    encoded,
+    finite,
+    flag,
+    has_types,
+    limit_for,
+    read,
+    reader,
+    whole_number,
+)
 
 OUTPUTS = ("float32", "int8", "binary")
 _NAME = re.compile(r"[\w.-]+")
@@ -36,7 +46,7 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
     while inner and inner[-1] == NORMALIZE:
         inner.pop()
         normal = True
-    normal = normal if normalize is None else normalize
+    normal = normal if normalize is None else flag("normalize", normalize)
     width = inner_width = reader(model.spec).hidden_size * len(how)
     if settings.dense:
         width = settings.dense[-1].outputs
@@ -76,8 +86,8 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
 def similarity(model, vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
     """See Model.similarity."""
     model.engine  # noqa: B018  the error of a closed model
-    a, b = (np.atleast_2d(np.asarray(one, np.float32)) for one in (vectors, others))
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or 0 in a.shape or 0 in b.shape:
+    a, b = _rows(vectors), _rows(others)
+    if a.shape[1] != b.shape[1]:
         raise ParameterError(f"similarity takes vectors of one width, [n, d] and [m, d]; found {list(a.shape)} and "
                              f"{list(b.shape)}")
     kind = model.settings.similarity
@@ -89,11 +99,26 @@ def similarity(model, vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
     return products(model.network.backend, a, b)
 
 
+def _rows(vectors: Any) -> np.ndarray:
+    """float32 [n, d]. uint8 is what embed(output="binary") gives: a bit that is set counts as 1 and another as -1."""
+    try:
+        found = np.atleast_2d(np.asarray(vectors))
+    except ValueError:  # rows of several lengths
+        found = np.empty(0, object)
+    if found.dtype.kind not in "fiu" or found.ndim != 2 or 0 in found.shape:
+        raise ParameterError(f"similarity takes vectors, an array of numbers [n, d]; found {type(vectors).__name__} "
+                             f"{str(vectors)[:40]!r}" if found.dtype.kind not in "fiu" else
+                             f"similarity takes vectors [n, d], at least one; found {list(found.shape)}")
+    if found.dtype == np.uint8:
+        found = np.where(np.unpackbits(found, axis=1), np.float32(1), np.float32(-1))
+    return found.astype(np.float32)
+
+
 def _pooling(model, pooling: str | Sequence[str] | None) -> tuple[str, ...]:
     if pooling is not None:
-        names = [pooling] if isinstance(pooling, str) else list(pooling)
+        names = pooling if isinstance(pooling, (list, tuple)) else [pooling]
         for name in names:
-            if name not in POOLING_NAMES:
+            if not isinstance(name, str) or name not in POOLING_NAMES:
                 raise ParameterError(f"pooling must be one of {', '.join(POOLINGS)}, or several of them, not {name!r}")
         if not names:
             raise ParameterError("pooling: expected at least one name, found an empty list")

@@ -200,10 +200,13 @@ class Model(Reading, Answering):
         require(self, "logits")
         head = self.spec.head.task
         if head == "labels" and self.spec.encoder:
+            _no_source(source_ids)
             return text_scores(self, [EncoderText(check_ids(token_ids, self.spec.vocab_size))])[0][None]
         if head != "lm":
+            _no_source(source_ids)
             return self._read(token_ids, token_types, lambda hidden: label_scores(self, hidden))
         if token_types is not None:
+            _no_source(source_ids)
             return self._read(token_ids, token_types, lambda hidden: project(
                 self.network, hidden, np.arange(len(hidden.values), dtype=np.int32)).values)
         return self._rows(token_ids, self.spec.vocab_size, logits=True, source_ids=source_ids)
@@ -213,6 +216,7 @@ class Model(Reading, Answering):
         """float32 [tokens, hidden_size] after the final norm. No tokens are added. The arguments are those of `logits`;
         an encoder-decoder without source_ids gives the states of its encoder."""
         if token_types is not None or (self.spec.encoder and source_ids is None):
+            _no_source(source_ids)
             return self._read(token_ids, token_types, lambda hidden: hidden.values.copy())
         return self._rows(token_ids, self.spec.hidden_size, logits=False, source_ids=source_ids)
 
@@ -392,6 +396,13 @@ class Model(Reading, Answering):
 
         self.engine.forward(ids, store, logits=logits, source_ids=source_ids)
         return out
+
+
+def _no_source(source_ids: Sequence[int] | None) -> None:
+    """Of texts that are read whole, which no token of an answer follows."""
+    if source_ids is not None:
+        raise ParameterError("source_ids belong to the tokens of an encoder-decoder's answer; here is no answer: leave "
+                             "them out")
 
 
 def _kv_blocks(network) -> int:

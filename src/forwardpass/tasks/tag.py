@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +22,11 @@ def token_classify(model, text: Any, *, aggregation: str, ignore: Collection[str
     texts = checked_texts(text, "text")
     if aggregation not in AGGREGATIONS:
         raise ParameterError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {aggregation!r}")
-    if isinstance(ignore, (str, bytes)) or not all(isinstance(label, str) for label in ignore):
-        raise ParameterError("ignore must be a list of labels")
+    if isinstance(ignore, (str, bytes)) or not isinstance(ignore, Iterable):
+        raise ParameterError(f"ignore must be a list of labels, not {ignore!r}")
+    ignored = set(ignore)  # what comes only once is gone after it
+    if not all(isinstance(label, str) for label in ignored):
+        raise ParameterError(f"ignore must be a list of labels, not of {', '.join(map(repr, ignored))[:80]}")
     limit = limit_for(model, max_length, truncation)
     if overlap is None:
         parts = encoded(model, texts, limit, offsets=True)
@@ -37,7 +40,7 @@ def token_classify(model, text: Any, *, aggregation: str, ignore: Collection[str
     mine: list[list[tuple[EncodedText, np.ndarray]]] = [[] for _ in texts]
     for owner, part, scores in zip(owners, parts, rows, strict=True):
         mine[owner].append((part, scores))
-    found = [_entities(model, one, each, aggregation, ignore) for one, each in zip(texts, mine, strict=True)]
+    found = [_entities(model, one, each, aggregation, ignored) for one, each in zip(texts, mine, strict=True)]
     return found[0] if isinstance(text, str) else found
 
 
@@ -63,6 +66,6 @@ def _entities(model, text: str, parts: list[tuple[EncodedText, np.ndarray]], agg
     tokens = sorted(token for token in chosen if sequence[token] is not None)
     if not tokens:
         return []
-    scores = np.stack([activate(chosen[token][1], "softmax") for token in tokens])
+    scores = activate(np.stack([chosen[token][1] for token in tokens]), "softmax")
     return entities(text, [offsets[i] for i in tokens], [words[i] for i in tokens], scores, model.settings.labels,
                     aggregation, ignore)

@@ -11,6 +11,7 @@ import numpy as np
 from forwardpass.contracts import Hidden
 from forwardpass.errors import ForwardpassError, ParameterError
 from forwardpass.models.spec import ModelSpec
+from forwardpass.models.task_settings import TaskSettings
 from forwardpass.stages import project
 from forwardpass.stages.texts import EncodedText, Limit, encode_texts
 
@@ -44,7 +45,8 @@ def checked_pairs(texts: Any) -> list[str | Pair]:
 
 
 def _listed(texts: Any, name: str) -> Sequence[Any]:
-    if isinstance(texts, (bytes, dict, set)) or not hasattr(texts, "__len__") or not hasattr(texts, "__iter__"):
+    if isinstance(texts, (bytes, dict, set)) or not hasattr(texts, "__len__") or not hasattr(texts, "__iter__") \
+            or getattr(texts, "ndim", 1) == 0:
         raise ParameterError(f"{name} must be a text or a list of texts, not {type(texts).__name__}")
     if len(texts) == 0:
         raise ParameterError(f"{name}: expected at least one text, found an empty list")
@@ -60,20 +62,32 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
     return int(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ParameterError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
 def reader(spec: ModelSpec) -> ModelSpec:
     """The part that reads texts: a pair's encoder, else the model itself."""
     return spec.encoder or spec
 
 
 def limit_for(model, max_length: int | None, truncation: str | None, pairs: str = "longest_first") -> Limit:
-    """The caller's limit, or that of the model's files: max_seq_length of a sentence-transformers directory, else the
-    tokenizer's, and never more than there are positions."""
-    positions = reader(model.spec).max_position_embeddings
+    """The caller's limit, or that of the model's files."""
     if max_length is not None:
-        tokens = whole_number("max_length", max_length, 1, positions)
+        tokens = whole_number("max_length", max_length, 1, reader(model.spec).max_position_embeddings)
     else:
-        tokens = min(positions, model.settings.max_length or model.tokenizer.model_max_length or positions)
+        tokens = longest_text(model.spec, model.settings, model.tokenizer)
     return Limit(tokens, model.tokenizer.truncation_side if truncation is None else truncation, pairs)
+
+
+def longest_text(spec: ModelSpec, settings: TaskSettings, tokenizer) -> int:
+    """Tokens of a text by the model's files: max_seq_length of a sentence-transformers directory, else the tokenizer's
+    limit, and never more than there are positions."""
+    positions = reader(spec).max_position_embeddings
+    return min(positions, settings.max_length or tokenizer.model_max_length or positions)
 
 
 def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool = False, keep: int = 0
