@@ -48,7 +48,8 @@ def test_nothing_is_lost_or_added(document):
 
 @pytest.mark.parametrize(("line", "marker"), [
     ("- [ ] milk", "- [ ] "), ("12) Go.", "12) "), ("> > so he said", "> > "), ("### Part 1", "### "),
-    ("-5 degrees", ""), ("#tag", ""), ("1999. It was", ""), ("**bold** text", ""), ("\u2022\tone", "\u2022\t"), ("- -", "- "),
+    ("-5 degrees", ""), ("#tag", ""), ("1999. It was", ""), ("**bold** text", ""), ("\u2022\tone", "\u2022\t"),
+    ("- -", "- "),
 ])
 def test_list_markers_stand_before_the_text(line, marker):
     assert segments(line)[0][0].before == marker

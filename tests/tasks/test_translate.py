@@ -54,7 +54,7 @@ class Scripted:
         found = self.answers.get(text, [text.upper()])
         done = [Completion(one, [7], ids, "stop", score=-float(i), timings={"total": 1.0}, choice_index=i)
                 for i, one in enumerate((found * 4)[: params.num_return_sequences])]
-        return SimpleNamespace(completions=lambda: done)
+        return SimpleNamespace(completions=lambda: done, done=True, error=None)
 
 
 PLAIN = Direction()
@@ -120,7 +120,7 @@ def test_codes_survive_in_any_case():
     assert translate(model, "Hello {name}, go to <b>home</b>.") == [[("Hallo {name}, geh nach <b>Hause</b>.", ())]]
     assert [(text, params.max_new_tokens) for text, params in model.asked[-3:]] == [
         ("Hello", 3 * 6 + 32), (", go to", 3 * 8 + 32), ("home", 3 * 5 + 32)]  # all three side by side
-    assert [len(requests) for requests in model.ran] == [1, 3]
+    assert [len(requests) for requests in model.ran] == [1, 4]  # the sentence, then with its pieces
 
 
 def test_a_failing_piece_leaves_no_requests():

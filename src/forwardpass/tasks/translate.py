@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -30,10 +30,20 @@ has lost its way repeats itself to the end."""
 
 @dataclass(slots=True)
 class _Part:
-    """Something to translate, or text that stays. request: of the engine, None = it stays."""
+    """Something to translate, or text that stays. request: of the engine, None = it stays.
+
+    found: its translations, once they are known;  pieces: what stands around its codes, if those found have lost some.
+    """
 
     text: str
     request: Any = None
+    found: list[Completion] | None = None
+    pieces: list[_Part] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[Any]:
+        own = [] if self.request is None else [self.request]
+        return own + [request for piece in self.pieces for request in piece.requests]
 
 
 class Translation:
@@ -76,17 +86,19 @@ class Translation:
                     self._begin(text, waiting[-1])
                 if not waiting:
                     return
-                self.engine.run([one.request for one in waiting[0] if one.request is not None])
+                self._run(waiting[0])
+                for parts in waiting:  # all that are done by now: their pieces share steps, too
+                    for part in parts:
+                        self._look_at(part)
+                self._run(waiting[0])
                 yield self._finished(waiting[0])
                 waiting.popleft()
         finally:
-            for parts in waiting:
-                self._cancel(parts)
+            for request in (one for parts in waiting for part in parts for one in part.requests):
+                self.engine.cancel(request)
 
-    def _cancel(self, parts: Sequence[_Part]) -> None:
-        for part in parts:
-            if part.request is not None:
-                self.engine.cancel(part.request)
+    def _run(self, parts: Sequence[_Part]) -> None:
+        self.engine.run([request for part in parts for request in part.requests])
 
     def _begin(self, text: str, parts: list[_Part]) -> None:
         """Requests for a sentence: one, or several for one that is too long, cut where it is best."""
@@ -126,36 +138,37 @@ class Translation:
             return done[0]
         return [_sum([one[i] for one in done], "".join(one[i].text for one in done)) for i in range(self.choices)]
 
+    def _look_at(self, part: _Part) -> None:
+        """Choose among the translations of a part, if they are there. Where the model can't carry its codes over, they
+        stay where they are, and the pieces between are translated."""
+        request = part.request
+        if request is None or part.found is not None or not request.done or request.error is not None:
+            return
+        found = [replace(one, lost=tuple(lost(part.text, one.text))) for one in request.completions()]
+        if self.choices == 1:
+            found = [next((one for one in found if not one.lost), found[0])]
+            if any(one in codes(part.text) for one in found[0].lost):
+                for text, wanted in around_codes(part.text):
+                    part.pieces.append(_Part(text))
+                    if wanted:
+                        ids = self.way.source_ids(self.model.tokenizer, text.strip())
+                        part.pieces[-1].request = self._ask(ids, 1)
+        part.found = found[: self.choices]
+
     def _choose(self, part: _Part) -> list[Completion]:
         if part.request is None:
             return [_kept(part.text, i) for i in range(self.choices)]
-        found = [replace(one, lost=tuple(lost(part.text, one.text))) for one in part.request.completions()]
-        if self.choices > 1:
-            return found[: self.choices]
-        best = next((one for one in found if not one.lost), found[0])
-        if any(one in codes(part.text) for one in best.lost):
-            best = self._in_pieces(part.text)
-        return [replace(best, choice_index=0)]
-
-    def _in_pieces(self, text: str) -> Completion:
-        """A sentence whose codes the model can't carry over: they stay where they are, the rest is translated."""
-        parts: list[_Part] = []
-        try:
-            for piece, wanted in around_codes(text):
-                ids = self.way.source_ids(self.model.tokenizer, piece.strip()) if wanted else []
-                parts.append(_Part(piece, self._ask(ids, 1) if wanted else None))
-            self.engine.run([part.request for part in parts if part.request is not None])
-        finally:
-            self._cancel(parts)
+        if not part.pieces:
+            return [replace(one, choice_index=i) for i, one in enumerate(part.found)]
         done: list[Completion] = []
-        for part in parts:
-            if part.request is None:
-                done.append(_kept(part.text, 0))
-                continue
-            piece, one = part.text, part.request.completions()[0]
-            before, after = piece[: len(piece) - len(piece.lstrip())], piece[len(piece.rstrip()):]
-            done.append(replace(one, text=before + one.text.strip() + after, lost=tuple(lost(piece, one.text))))
-        return _sum(done, "".join(one.text for one in done))
+        for piece in part.pieces:
+            text, one = piece.text, _kept(piece.text, 0)
+            if piece.request is not None:
+                one = piece.request.completions()[0]
+                before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()):]
+                one = replace(one, text=before + one.text.strip() + after, lost=tuple(lost(text, one.text)))
+            done.append(one)
+        return [_sum(done, "".join(one.text for one in done))]
 
     def _joined(self, before: list[str], done: list[Completion], end: str, number: int, choice: int,
                 first: bool = True) -> Completion:
