@@ -49,6 +49,7 @@ def completion(text: str, words: list[str]) -> SimpleNamespace:
         finish_reason="stop",
         logprobs=None,
         timings={"decode": 0.25},
+        score=None,
     )
 
 
@@ -104,6 +105,8 @@ class FakeModel:
     def generate(self, prompt, **params):
         done = completion(self._begin("generate", prompt, params), WORDS)
         count = params.get("num_return_sequences", 1)
+        if params.get("num_beams", 1) > 1:
+            done.score = -0.25
         return done if count == 1 else [done] * count
 
     def chat(self, messages, stream=False, **params):

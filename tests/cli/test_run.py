@@ -180,3 +180,12 @@ def test_a_terminal_is_not_steered(models, model_file, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["run", "x", "--model", model_file]) == 0
     assert capsys.readouterr().out == TEXT.replace("\x1b", "\\x1b") + "\n"
+
+
+def test_beams_show_their_scores(models, model_file, capsys):
+    line = ["run", "x", "--raw", "--num-beams", "2", "--length-penalty", "0.5", "--num-return-sequences", "2"]
+    assert main([*line, "--model", model_file]) == 0
+    assert models[0].calls[0][2] == {"num_beams": 2, "length_penalty": 0.5, "num_return_sequences": 2}
+    assert capsys.readouterr().out == f"[1] (-0.250) {TEXT}\n[2] (-0.250) {TEXT}\n"
+    assert main([*line, "--json", "--model", model_file]) == 0
+    assert [one["score"] for one in json.loads(capsys.readouterr().out)["choices"]] == [-0.25, -0.25]

@@ -73,6 +73,10 @@ JSON = Option("json", FLAG, "Print JSON, for programs.")
 DEBUG = Option("debug", FLAG, "Show the traceback of an error.")
 LOADING = (MODEL, DTYPE, KV_DTYPE, THREADS)
 
+BEAM_SEARCH = (
+    Option("num_beams", INT, "Continuations that the search keeps at each step; 1 = greedy (default: the model's)."),
+    Option("length_penalty", FLOAT, "Above 0 favours long answers of a beam search, below 0 short ones."),
+)
 SAMPLING = (
     Option("max_new_tokens", INT, "Most tokens to generate (default 256)."),
     Option("min_new_tokens", INT, "No end of text before this many tokens."),
@@ -93,6 +97,7 @@ SAMPLING = (
     Option("mask_special_tokens", TRISTATE, "Keep special tokens that are not text from being generated."),
     Option("stop", TEXTS, "A text that ends generation and is left out (repeatable)."),
     Option("seed", INT, "Makes drawing repeatable."),
+    *BEAM_SEARCH,
     Option("num_return_sequences", INT, "Answers to generate."),
 )
 SAMPLING_NAMES = tuple(option.name for option in SAMPLING)
@@ -108,8 +113,7 @@ ACTIVATION = Option("activation", TEXT, "How scores are made: softmax, sigmoid o
 TEXT_WORDS = Argument("text", "Texts; - reads one a line from standard input.", many=True)
 
 BEAMS = (
-    Option("num_beams", INT, "Continuations that the search keeps at each step; 1 = greedy (default: the model's)."),
-    Option("length_penalty", FLOAT, "Above 0 favours long answers of a beam search, below 0 short ones."),
+    *BEAM_SEARCH,
     *(option for option in SAMPLING if option.name in ("num_return_sequences", "max_new_tokens")),
 )
 DOCUMENTS = Argument("text", "Files or texts; - reads standard input.", many=True)

@@ -99,7 +99,8 @@ def _whole(model, request, params: dict, json: bool) -> int:
         )
         return 0
     for number, choice in enumerate(choices, start=1):
-        write(f"[{number}] {answer_text(choice.text)}\n")
+        score = "" if choice.score is None else f"({choice.score:.3f}) "
+        write(f"[{number}] {score}{answer_text(choice.text)}\n")
     tokens = sum(len(choice.token_ids) for choice in choices)
     line = f"{len(choices[0].prompt_token_ids)} prompt tokens, {tokens} new tokens in {len(choices)} answers"
     print(f"{line}, {tokens / seconds:.1f} tokens/s", file=sys.stderr)
@@ -127,4 +128,4 @@ def as_record(completion) -> dict:
         "new_tokens": len(completion.token_ids),
         "token_ids": list(completion.token_ids),
         "timings": completion.timings,
-    }
+    } | ({} if completion.score is None else {"score": completion.score})
