@@ -25,7 +25,7 @@ class Letters:
 
     decodes_bytes = True
     drops_first_space = ""
-    special_ids = frozenset({EOS})
+    special_ids = silent_ids = frozenset({EOS})
 
     def token_bytes(self, token_id):
         return b"</s>" if token_id == EOS else bytes([48 + token_id])
