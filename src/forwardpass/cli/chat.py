@@ -7,8 +7,8 @@ from time import perf_counter
 
 from ..errors import ForwardpassError
 from ..tasks.abilities import require
-from .output import answer_text, escape, one_line, print_json, status_line, write
-from .run import as_record, given, load
+from .output import answer_text, escape, one_line, print_json, write
+from .run import as_record, figures, given, load
 
 HELP = """\
 /help           this list
@@ -115,7 +115,7 @@ class Conversation:
             print_json({**as_record(done), "seconds": seconds})
             return
         write("\n")
-        _say(status_line(len(done.prompt_token_ids), len(done.token_ids), first or seconds, seconds))
+        _say(figures(done, first, seconds))
 
     def set_system(self, text: str | None) -> None:
         self.messages = [] if text is None else [{"role": "system", "content": text}]

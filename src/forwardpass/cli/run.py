@@ -82,9 +82,15 @@ def stream_out(begin) -> int:
     seconds = perf_counter() - start
     write("\n")
     done = stream.completion
-    line = status_line(len(done.prompt_token_ids), len(done.token_ids), first or seconds, seconds)
-    print(line, file=sys.stderr)
+    print(figures(done, first, seconds), file=sys.stderr)
     return 0
+
+
+def figures(done, first: float | None, seconds: float) -> str:
+    """The line after a streamed answer. first: seconds until the first piece, None = none came."""
+    if done.score is not None:  # of beams: all pieces come at the end, but their first tokens were there long before
+        first = done.timings["first_token"]
+    return status_line(len(done.prompt_token_ids), len(done.token_ids), first or seconds, seconds)
 
 
 def _whole(model, request, params: dict, json: bool) -> int:

@@ -27,9 +27,14 @@ def packed_plan(plan: list[Work], regimes: Regimes) -> tuple[Packed, CacheView]:
         positions = np.arange(begin, begin + count, dtype=np.int32)
         starts, past = np.array([0, count], np.int32), np.array([begin], np.int32)
         return Packed(ids, positions, starts), CacheView(past, _tables(plan), regime, lengths, sources)
-    starts = _starts([work.count for work in plan])
-    ids, positions = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int32)
+    counts = [work.count for work in plan]
     past = np.array([work.sequence.computed for work in plan], np.int32)
+    if max(counts) == 1:  # the others' common case, with many beams worth a millisecond
+        ids = np.array([work.sequence.tokens[work.sequence.computed] for work in plan], np.int32)
+        packed = Packed(ids, past.copy(), np.arange(len(plan) + 1, dtype=np.int32))
+        return packed, CacheView(past, _tables(plan), regime, lengths, sources)
+    starts = _starts(counts)
+    ids, positions = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int32)
     for i, work in enumerate(plan):
         sequence, begin = work.sequence, work.sequence.computed
         ids[starts[i] : starts[i + 1]] = sequence.tokens[begin : begin + work.count]
