@@ -216,7 +216,7 @@ def test_a_text_given_with_its_source_has_the_rows_of_its_answer(case, opened):
 @pytest.mark.parametrize("case", ["t5", "marian"])
 def test_only_the_own_source_matters(case, opened):
     model = opened(tiny_pairs, case, "auto")
-    for given in ({}, {"num_beams": 3}):
+    for given in ({"logprobs": 0}, {"num_beams": 3}):  # tiny models may say the same to both, but not as surely
         found = []
         for second in (SOURCES[1], SOURCES[5]):
             engine = engine_of(model)
