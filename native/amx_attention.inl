@@ -5,6 +5,7 @@
 // four blocks of 16 positions or dimensions; above, two blocks for rows 0-15 (0, 1) and for the others (2, 3).
 #include "generic/attention_cache.inl"
 #include "generic/attention_scores.inl"
+#include "generic/attention_positions.inl"
 #include "generic/attention_core.inl"
 #include "generic/attention_schedule.inl"
 #include "generic/attention_own.inl"
@@ -55,7 +56,7 @@ struct TileCore {
   const int64_t d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
   // Scores are completed where they stand: others than that are only multiplied by the keys' scales, whenever they are
   // read. (Rotated keys have scales that are known no longer when p is computed.)
-  const bool in_place = a.changes.any() || (kScaled && a.rotate_on_read);
+  const bool in_place = a.changes_scores() || (kScaled && a.rotate_on_read);
   int configured = 0;
 
   void begin(const Span& x) {
@@ -63,7 +64,7 @@ struct TileCore {
     configured = x.rows;
   }
 
-  // [d_pad / 32][rows][32] bfloat16
+  // [d_pad / 32][rows][32] bfloat16, and [rows][d_pad] floats behind the greatest of these
   void load_queries(const Span& x, uint8_t* to) {
     alignas(64) float q[kMaxHeadDim];
     for (int r = 0; r < x.rows; ++r) {
@@ -71,6 +72,9 @@ struct TileCore {
       for (int64_t i = 0; i < d_pad; i += 32) {
         V low = vmul(vload(q + i), vset(a.scale)), high = vmul(vload(q + i + 16), vset(a.scale));
         _mm512_store_si512(to + (i / 32 * x.rows + r) * 64, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        if (!a.positioned.any()) continue;
+        float* rounded = reinterpret_cast<float*>(to) + kSpanRows * d_pad + r * d_pad + i;  // for what tiles don't do
+        vstore(rounded, vround_bf16(low)), vstore(rounded + 16, vround_bf16(high));
       }
     }
   }
@@ -136,20 +140,23 @@ struct TileCore {
         _tile_stored(3, to + block + 256, 64);
       }
     }
-    if (in_place) complete(x, page, data, buffer);
+    if (in_place) complete(x, page, data, reinterpret_cast<const float*>(queries) + kSpanRows * d_pad, buffer);
     by_case(x, page, [&](auto blocks, auto full, auto scaled) {
       largest<blocks, full, scaled>(x, page, data, buffer, most);
     });
   }
 
-  void complete(const Span& x, int64_t page, const uint8_t* data, float* buffer) {
+  void complete(const Span& x, int64_t page, const uint8_t* data, const float* rounded, float* buffer) {
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
     for (int b = 0; b < (half_seen(x, page) ? 2 : 4); ++b)
       for (int r = 0; r < x.rows; ++r) {
         float* at = buffer + (b * x.rows + r) * 16;
         V s = vload(at);
         if (kScaled) s = vmul(s, vload(scales + b * 16));
-        if (a.changes.any()) s = changed(a, x, r, page * fp::kPage + b * 16, s);
+        if (a.changes_scores()) {
+          s = placed<Type>(a, x, r, page, b, data, rounded + r * d_pad, s);
+          s = changed(a, x, r, page * fp::kPage + b * 16, s);
+        }
         vstore(at, s);
       }
   }

@@ -260,6 +260,17 @@ struct ScoreChanges {
   bool any() const { return softcap > 0 || slopes || bias; }
 };
 
+// Terms between contents and relative positions (disentangled attention, generic/attention_positions.inl). Vectors stand by
+// distance, key - query from -reach - kBeyond to reach + kBeyond; beyond reach all are the same.
+//   BF16, INT8  [heads][d_pad/2][stride][2 dims] bfloat16        F32  [heads][d_pad][stride] float
+struct PositionTerms {
+  int64_t reach = 0;
+  const uint8_t* keys = nullptr;     // that queries meet, null = none
+  const uint8_t* queries = nullptr;  // that keys meet, multiplied by the attention's scale, null = none
+  int64_t stride() const { return 2 * (reach + ScoreChanges::kBeyond) + 1; }
+  bool any() const { return keys || queries; }
+};
+
 // Whose keys and values the rows of a sequence see.
 //   Cached  those of its own rows, which take the cache's slots past[s] + i: a row sees the slots before it and itself
 //           (the last `window` of them if window > 0)
@@ -279,6 +290,7 @@ struct Attention {
   const Turns* turns;         // [sequences]
   bool rotate_on_read;        // keys are cached unrotated, and rotated by their slot when they are read
   ScoreChanges changes;
+  PositionTerms positioned;
   uint8_t* pool;
   int64_t block_bytes;
   int64_t sequences;
@@ -292,6 +304,7 @@ struct Attention {
   int64_t ld;
   float* out;                 // [rows][heads * head_dim]
   std::atomic<int64_t>* taken;  // zero before the first thread begins: items of work that threads took
+  bool changes_scores() const { return changes.any() || positioned.any(); }
 };
 
 // A thread's view of the team that runs a program: its number, a barrier, and scratch memory of its own.

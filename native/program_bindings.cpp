@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "formats.h"
 #include "program_bindings.h"
 
 namespace nb = nanobind;
@@ -55,6 +56,31 @@ fp::Op make_attention(PyProgram& self, fp::Keys keys, int in, int out, int type,
   require(in != out && self.program.width(out) == heads * head_dim, "attention output width");
   self.needs_starts = true;
   return op;
+}
+
+// Vectors of relative positions, [heads, rows, head_dim], as fp::PositionTerms wants them: by distance.
+const uint8_t* by_distance(PyProgram& self, const fp::Attention& a, const std::optional<ConstFloats3>& vectors,
+                           const Ints& index, float scale) {
+  if (!vectors) return nullptr;
+  const int64_t rows = int64_t(vectors->shape(1)), d = a.layout.head_dim, d_pad = a.layout.d_pad();
+  require(int64_t(vectors->shape(0)) == a.heads && int64_t(vectors->shape(2)) == d, "vectors of relative positions");
+  for (size_t i = 0; i < index.size(); ++i)
+    require(index.data()[i] >= 0 && index.data()[i] < rows, "a relative position has no vector");
+  const bool floats = a.layout.type == fp::KvType::F32;
+  const int64_t stride = a.positioned.stride(), distances = int64_t(index.size());
+  self.positioned.emplace_back(new uint8_t[size_t(a.heads * d_pad * stride * (floats ? 4 : 2))]());
+  uint8_t* out = self.positioned.back().get();
+  for (int64_t h = 0; h < a.heads; ++h)
+    for (int64_t at = 0; at < stride; ++at) {
+      const int64_t distance = std::clamp<int64_t>(at - fp::ScoreChanges::kBeyond, 0, distances - 1);
+      const float* from = vectors->data() + (h * rows + index.data()[distance]) * d;
+      for (int64_t i = 0; i < d; ++i) {
+        const float x = from[i] * scale;
+        if (floats) reinterpret_cast<float*>(out)[(h * d_pad + i) * stride + at] = x;
+        else reinterpret_cast<uint16_t*>(out)[(h * d_pad / 2 + i / 2) * stride * 2 + at * 2 + i % 2] = fp::f32_to_bf16(x);
+      }
+    }
+  return out;
 }
 
 }  // namespace
@@ -202,7 +228,9 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
       .def("attention", [](PyProgram& self, int qkv, int out, int64_t layer, int64_t heads, int64_t kv_heads,
                            int64_t head_dim, float scale, int64_t window, int kv_type,
                            std::shared_ptr<fp::RotaryTable> rotary, std::optional<ConstFloats> slopes, float softcap,
-                           std::optional<ConstFloats2> bias, const std::string& label, int64_t group, bool causal) {
+                           std::optional<ConstFloats2> bias, const std::string& label, int64_t group, bool causal,
+                           std::optional<ConstFloats3> position_keys, std::optional<ConstFloats3> position_queries,
+                           std::optional<Ints> distances) {
         fp::Op op = make_attention(self, causal ? fp::Keys::Cached : fp::Keys::Own, qkv, out, kv_type, heads, kv_heads,
                                    head_dim, scale, label);
         fp::Attention& a = op.attention;
@@ -226,11 +254,20 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
           a.changes.bias = bias->data();
           self.tables.push_back(*bias);
         }
+        if (position_keys || position_queries) {
+          require(!causal && heads == kv_heads, "relative positions of another attention than an encoder's");
+          require(distances && distances->size() % 2 == 1 && distances->size() < (size_t(1) << 18),
+                  "vectors for distances as far before as after");
+          a.positioned.reach = int64_t(distances->size()) / 2;
+          a.positioned.keys = by_distance(self, a, position_keys, *distances, 1.0f);
+          a.positioned.queries = by_distance(self, a, position_queries, *distances, scale);
+        }
         if (causal) self.join_group(op, layer, group);
         self.program.add(std::move(op));
       }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
          "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a, "group"_a = 0,
-         "causal"_a = true)
+         "causal"_a = true, "position_keys"_a.none() = nb::none(), "position_queries"_a.none() = nb::none(),
+         "distances"_a.none() = nb::none())
       .def("store", [](PyProgram& self, int kv, int64_t layer, int64_t kv_heads, int64_t head_dim, int kv_type,
                        const std::string& label, int64_t group) {
         fp::Op op = make_op(fp::OpKind::Store, label, kv, -1);

@@ -31,6 +31,7 @@ struct PyProgram {
   std::vector<ConstFloats> vectors;
   std::vector<ConstFloats2> tables;
   std::vector<std::shared_ptr<fp::RotaryTable>> rotary;
+  std::vector<std::unique_ptr<uint8_t[]>> positioned;  // vectors of relative positions, by distance
   int64_t vocabulary = 0, position_rows = 0, type_rows = 0;
   std::vector<CacheUse> groups;
   bool needs_ids = false, needs_positions = false, needs_wanted = false, needs_starts = false;

@@ -3,7 +3,7 @@
 //   q      rotated, multiplied by `scale`, rounded to bfloat16 (BF16 and INT8 caches)
 //   score  of a position: for every 32 dimensions even = odd = 0, 16 steps of fma on even and on odd dimensions,
 //          score += even + odd, which is what an AMX tile product does; INT8: then score *= k_scale[position];
-//          then the changes of attention_scores.inl
+//          then the terms of attention_positions.inl and the changes of attention_scores.inl
 //   p      e^(score - the largest visible score); invisible positions have p = 0
 //   sum    of p, before it is rounded: per page sixteen lanes, over its four blocks of 16 positions in order; pages in
 //          order; then the tree
@@ -14,6 +14,7 @@
 // the sequence whose keys they are, whether they lie in the cache or not.
 #include "attention_cache.inl"
 #include "attention_scores.inl"
+#include "attention_positions.inl"
 #include "attention_core.inl"
 #include "attention_schedule.inl"
 #include "attention_own.inl"

@@ -20,16 +20,6 @@ inline V hide(const Span& x, int r, int64_t first, V s) {
   return vselect_first(int(x.low[r] - first), least, vselect_first(int(x.high[r] - first), s, least));
 }
 
-// Elements of the cache as floats: pairs of (even, odd), [16][2].
-inline V load_even(const uint16_t* p) { return vload_bf16_even(p); }
-inline V load_odd(const uint16_t* p) { return vload_bf16_odd(p); }
-inline V load_even(const int8_t* p) { return vload_i8_even(p); }
-inline V load_odd(const int8_t* p) { return vload_i8_odd(p); }
-
-template <fp::KvType Type> struct Stored { using type = uint16_t; };
-template <> struct Stored<fp::KvType::F32> { using type = float; };
-template <> struct Stored<fp::KvType::INT8> { using type = int8_t; };
-
 template <fp::KvType Type>
 struct VectorCore {
   using Element = typename Stored<Type>::type;
@@ -84,7 +74,7 @@ struct VectorCore {
                   float* buffer, float* most) {
     const Element* keys = reinterpret_cast<const Element*>(data);
     const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
-    const bool full = all_visible(x, page), changes = a.changes.any();
+    const bool full = all_visible(x, page), changes = a.changes_scores();
     const int64_t block_lines = page_bytes / 4 / 64;
     const Seen seen = seen_of(x, page);
     for (int b = seen.first_block(); b < seen.end_block(); ++b) {
@@ -94,7 +84,9 @@ struct VectorCore {
       score_block<R>(keys + b * 16 * d_pad, q + r0 * d_pad, s);
       for (int r = 0; r < R; ++r) {
         if (kScaled) s[r] = vmul(s[r], vload(scales + b * 16));
-        if (changes) s[r] = changed(a, x, r0 + r, page * fp::kPage + b * 16, s[r]);
+        if (changes)
+          s[r] = changed(a, x, r0 + r, page * fp::kPage + b * 16,
+                         placed<Type>(a, x, r0 + r, page, b, data, q + (r0 + r) * d_pad, s[r]));
         if (!full) s[r] = hide(x, r0 + r, page * fp::kPage + b * 16, s[r]);
         vstore(buffer + (b * x.rows + r0 + r) * 16, s[r]);
         vstore(most + (r0 + r) * 16, vmax(vload(most + (r0 + r) * 16), s[r]));

@@ -19,7 +19,9 @@ struct Scratch {
   float* buffer;
 };
 
-inline int64_t query_bytes(const fp::Attention& a) { return kSpanRows * a.layout.d_pad() * 4; }
+inline int64_t query_bytes(const fp::Attention& a) {
+  return kSpanRows * a.layout.d_pad() * 4 * (a.positioned.any() ? 2 : 1);
+}
 inline int64_t rotated_bytes(const fp::Attention& a) {
   return a.rotate_on_read ? fp::round_up(a.layout.head_bytes(), 64) : 0;
 }

@@ -143,11 +143,13 @@ class NativeProgram:
                             normalise, _ACTIVATIONS[activation], _MODES[mode], scale, label)
 
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary,
-                  alibi=None, softcap=0.0, relative_bias=None, group=0, causal=True, label):
+                  alibi=None, softcap=0.0, relative_bias=None, group=0, causal=True, disentangled=None,
+                  label):
         slopes = None if alibi is None else np.array(alibi, np.float32)
         bias = None if relative_bias is None else padded_bias(relative_bias)
         self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
-                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label, group, causal)
+                              KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label, group, causal,
+                              *(disentangled or ()))
 
     def store(self, kv, *, layer, group, num_kv_heads, head_dim, kv_dtype, label):
         self.native.store(kv, layer, num_kv_heads, head_dim, KV_DTYPES.index(kv_dtype), label, group)

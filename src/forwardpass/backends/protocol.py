@@ -89,7 +89,9 @@ class Program(Protocol):
     def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
                   scale: float, window: int, kv_dtype: str, rotary: Any | None,
                   alibi: Sequence[float] | None = None, softcap: float = 0.0,
-                  relative_bias: np.ndarray | None = None, group: int = 0, causal: bool = True, label: str) -> None:
+                  relative_bias: np.ndarray | None = None, group: int = 0, causal: bool = True,
+                  disentangled: tuple[np.ndarray | None, np.ndarray | None, np.ndarray] | None = None,
+                  label: str) -> None:
         """Rotate q and k, append k and v to the cache, attend causally to what each row may see.
 
         qkv: rows [num_heads + 2 * num_kv_heads, head_dim] of queries, keys and values;  window: what a row sees, itself
@@ -98,7 +100,11 @@ class Program(Protocol):
         causal=False: a row sees all of its text, or with a window what is less than `window` away on either side.
         Nothing is kept, so `layer` and `group` mean nothing, and the arithmetic is that of a cache of kv_dtype.
 
-        Scores change in this order. softcap: to softcap * tanh(score / softcap), 0 = not;  alibi: by slope * (key's
+        Scores change in this order. disentangled: (keys, queries, index), without causality and with as many heads of
+        keys as of queries. index: int32 [2 n + 1], the number of the vectors for each distance, the key's position -
+        the query's, from -n to n; further away the first or last.  keys, queries: float32 [num_heads, vectors,
+        head_dim]; scale * (query . that vector of keys + key . that vector of queries) is added. One may be None.
+        softcap: to softcap * tanh(score / softcap), 0 = not;  alibi: by slope * (key's
         position - query's), a slope for each query head;  relative_bias: by what float32 [num_heads, 2 n + 1] has for
         the key's position - the query's, from -n to n; further away by the first or last.
         """
