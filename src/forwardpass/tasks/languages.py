@@ -72,21 +72,15 @@ def direction(tokenizer, generation: Mapping[str, Any], source: str | None, targ
         target = next(iter(known))[1]
     if target is None:
         raise ParameterError(f"target: the model must be told the target language; it translates {listed}")
-    fits = [pair for pair in known if _same(pair[1], target) and (source is None or _same(pair[0], source))]
+    sources, targets = [one for one, _ in known], [one for _, one in known]
+    targets = language_names.matching(target, targets)
+    sources = sources if source is None else language_names.matching(source, sources)
+    fits = [pair for pair in known if pair[0] in sources and pair[1] in targets]
     if not fits:
         asked = f"to {target!r}" if source is None else f"from {source!r} to {target!r}"
         raise ParameterError(f"this model knows no translation {asked}; it translates {listed}")
     task = named_tasks(generation)[known[fits[0]]]
     return Direction(task.prefix, settings=task.settings, spaced=_spaced(fits[0][1]))
-
-
-def _same(code: str, language: str) -> bool:
-    """Whether a language's code, another one of its codes or its name means the same as `code`."""
-    if not isinstance(language, str):
-        raise ParameterError(f"a language is a text, its code or English name; found {type(language).__name__}")
-    wanted = language.strip().lower()
-    other = language_names.codes_of(wanted) or language_names.codes_of(language_names.subtags(wanted)[0])
-    return wanted == code.lower() or code.lower() in other
 
 
 def _spaced(code: str | None) -> bool:

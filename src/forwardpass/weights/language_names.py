@@ -6,6 +6,10 @@ Arabic, Malay and Standard Malay), stand together.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ..errors import ParameterError
+
 _LANGUAGES = """
 ace Acehnese; acm Mesopotamian Arabic; acq Ta'izzi-Adeni Arabic; aeb Tunisian Arabic; af afr Afrikaans;
 ajp South Levantine Arabic; ak aka Akan; am amh Amharic; apc North Levantine Arabic;
@@ -66,6 +70,22 @@ _CODES, _NAMES = _read()
 def codes_of(language: str) -> frozenset[str]:
     """Every code of the language that has this code or English name, in any case; empty for an unknown one."""
     return _CODES.get(language.lower(), frozenset())
+
+
+def matching(language: str, codes: Iterable[str]) -> list[str]:
+    """Those of a model's codes that mean a language given by that code, another one or its English name, the best
+    first: one that is written the same or, of several, one in the script that is said. Raises ParameterError for what
+    is no text."""
+    if not isinstance(language, str):
+        raise ParameterError(f"a language is a text, its code or English name; found {type(language).__name__}")
+    codes, wanted = list(dict.fromkeys(codes)), language.strip().strip("<>_")
+    exact = [code for code in codes if code.lower() == wanted.lower()]
+    if exact:
+        return exact
+    first, *rest = subtags(wanted)
+    same = codes_of(wanted) or codes_of(first) or {first}
+    found = [code for code in codes if subtags(code)[0] in same]
+    return sorted(found, key=lambda code: not set(rest) & set(subtags(code)[1:]))
 
 
 def name_of(code: str) -> str | None:

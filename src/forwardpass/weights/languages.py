@@ -50,18 +50,10 @@ class Languages:
         Raises ParameterError, which lists what the model knows.
         """
         codes = self.codes if among is None else among
-        if not isinstance(language, str):
-            raise ParameterError(f"a language is a text, its code or English name; found {type(language).__name__}.")
-        wanted = language.strip().strip("<>_")
-        exact = next((code for code in codes if code.lower() == wanted.lower()), None)
-        if exact is not None:
-            return exact
-        first, *rest = language_names.subtags(wanted)
-        same = language_names.codes_of(wanted) or language_names.codes_of(first) or {first}
-        found = [code for code in codes if language_names.subtags(code)[0] in same]
+        found = language_names.matching(language, codes)
         if not found:
             raise ParameterError(f"the language {language[:40]!r} is unknown to this model; it knows {_listed(codes)}.")
-        return next((code for code in found if set(rest) & set(language_names.subtags(code)[1:])), found[0])
+        return found[0]
 
     def source_ids(self, text_ids: Sequence[int], source: str | None = None, target: str | None = None) -> list[int]:
         """What the encoder reads: the tokens of a text, encoded without special ones, with those that belong around it.
