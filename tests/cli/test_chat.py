@@ -37,6 +37,13 @@ def test_history_grows(say):
     assert model.closed
 
 
+def test_a_model_that_only_reads(models, tmp_path, capsys):
+    """It is told before anything is typed."""
+    (tmp_path / "reader.gguf").touch()
+    assert main(["chat", "--model", str(tmp_path / "reader.gguf")]) == 1
+    assert "cannot chat" in capsys.readouterr().err and models[0].closed
+
+
 def test_commands(say):
     status, _out, err, model = say("/help", "/system", "/system Be brief.", "one", "/history", "/clear", "two", "/nope")
     assert status == 0

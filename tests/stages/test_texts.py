@@ -25,7 +25,7 @@ def plain(tmp_path_factory):
 
 
 def encode(tokenizer, text, tokens, truncation="right", pairs="longest_first", types=True, **options):
-    return encode_texts(tokenizer, [text], Limit(tokens, truncation, pairs), types=types, **options)[0]
+    return encode_texts(tokenizer, [text], Limit(tokens, truncation, pairs), types=types, offsets=True, **options)[0]
 
 
 def test_a_text_that_fits_is_whole(tokenizer):
@@ -156,6 +156,21 @@ def test_every_token_is_in_a_part(tokenizer, count, overlap):
         assert one[:overlap] == joined[len(joined) - overlap :] and len(one) > overlap
         joined = joined + one[overlap:]
     assert joined == [word_id(i) for i in range(1, count + 1)]
+
+
+def test_many_texts_are_tokenised_some_at_a_time(tokenizer, monkeypatch):
+    monkeypatch.setattr("forwardpass.stages.texts.AT_ONCE", 3)
+    many = [words(i % 7 + 1, 2) for i in range(10)]
+    found = encode_texts(tokenizer, many, Limit(8), types=True)
+    assert [one.ids for one in found] == [encode(tokenizer, text, 8).ids for text in many]
+    assert all(one.encoding is None for one in found)
+    assert split_texts(tokenizer, many, Limit(3), 0, types=True)[1] == [i for i in range(10) for _ in "ab"]
+    with pytest.raises(ParameterError, match=r"text 8: .*surrogate"):
+        encode_texts(tokenizer, [*many[:8], "\ud800"], Limit(8), types=True)
+    with pytest.raises(ParameterError, match=r"text 6: .*surrogate"):
+        encode_texts(tokenizer, [*many[:6], "\ud800"], Limit(8), types=True)
+    with pytest.raises(ContextLengthError, match="text 10 has 5 tokens"):
+        encode_texts(tokenizer, [*many, words(1, 2, 3)], Limit(4, "error"), types=True)
 
 
 def test_a_long_text_is_split_in_one_go(tokenizer):

@@ -209,9 +209,10 @@ def test_one_text_out_of_a_template(ranker, one):
     assert np.isclose(dict(found)[1], torch_scores(one, ids)[0], atol=2e-6)
     plain = [2, ids_of("w1")[0][1], ids_of("is")[0][1], 3, ids_of("w2")[0][1], 1, 1, 1, 3]
     assert np.isclose(dict(found)[0], torch_scores(one, plain)[0], atol=2e-6)
-    with pytest.warns(UserWarning, match=r"of 2 texts are longer than 8 tokens: cut on the right of the document, 10"):
+    with pytest.warns(UserWarning, match=r"of 2 texts are longer than 8 tokens: cut on the right of the document, 10"
+                      ) as told:
         cut = ranker.rerank("w1", [words(*range(1, 14)), "w3"], template="{query} is [SEP] {document}", max_length=8)
-    assert len(cut) == 2
+    assert len(cut) == 2 and told[0].filename == __file__
     for wrong in ("{query}", "{document} {document} {query}", 3):
         with pytest.raises(ParameterError, match="template"):
             ranker.rerank("w1", ["w2"], template=wrong)
@@ -284,9 +285,12 @@ def test_as_the_zero_shot_pipeline(nli, three):
 
 
 def test_the_text_is_cut_and_the_hypothesis_never(nli):
-    with pytest.warns(UserWarning, match="of the first text"):
+    with pytest.warns(UserWarning, match="the text is longer than 9 tokens: cut on the right, 25 tokens") as told:
         long = nli.zero_shot(words(*range(1, 31)), TOPICS, hypothesis_template="{}", max_length=9)
     assert long == nli.zero_shot(words(*range(1, 6)), TOPICS, hypothesis_template="{}")
+    assert len(told) == 1 and told[0].filename == __file__
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than 9 tokens"):  # not of 2 times 3 pairs
+        nli.zero_shot(["w1", words(*range(1, 31))], TOPICS, hypothesis_template="{}", max_length=9)
 
 
 @pytest.fixture(scope="module")

@@ -223,6 +223,9 @@ def test_the_limit_is_that_of_the_files(folder, torch_model):
 
 
 def test_what_was_cut_is_told(model):
+    with pytest.warns(UserWarning, match="cut") as told:
+        model.embed(some_words(30))
+    assert told[0].filename == __file__  # the line of the caller
     with pytest.warns(UserWarning, match=r"2 of 3 texts are longer than 20 tokens: cut on the right, 18 tokens left"):
         model.embed([some_words(30), "w1", some_words(24)])
     with pytest.warns(UserWarning, match=r"the text is longer than 5 tokens: cut on the left, 1 tokens"):
@@ -404,7 +407,7 @@ def test_an_empty_text_without_special_tokens(torch_model, tmp_path):
 def test_vectors_through_modules_of_another_kind(folder):
     files = sentence_files(modules=[POOLING, {"path": "2_CNN", "type": "sentence_transformers.models.CNN"}])
     with (load(folder(files=files)) as model,
-          pytest.raises(UnsupportedModelError, match=r"cannot embed.*CNN.*this model can hidden_states")):
+          pytest.raises(UnsupportedModelError, match=r"cannot embed: modules.json.*CNN.*this model can hidden_states")):
         model.embed("w1")
 
 

@@ -6,7 +6,7 @@ cut; special tokens stay where they are, and ids, types and offsets are cut toge
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Encoding
@@ -16,6 +16,8 @@ from ..weights.tokenizer import Tokenizer
 from .template import filled_ids
 
 TRUNCATIONS = ("right", "left", "error")
+AT_ONCE = 4096
+"""Texts that are tokenised together."""
 PAIR_TRUNCATIONS = ("longest_first", "only_first", "only_second")
 
 
@@ -41,7 +43,7 @@ class EncodedText:
     """One text or pair as the model reads it.
 
     ids, types: token ids and token types, one each (types None: the model has none);  cut: content tokens left out;
-    encoding: the whole text's, None = it was made in pieces;  kept: which of its tokens are in ids, None = all.
+    encoding: the whole text's, where somebody wants its offsets;  kept: which of its tokens are in ids, None = all.
     """
 
     ids: list[int]
@@ -65,13 +67,13 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], l
     ParameterError for one without a single token.
     """
     found = []
-    for number, encoding in enumerate(tokenizer.encode_batch(texts, offsets=offsets)):
-        ids = encoding.ids
+    for number, encoding in _encodings(tokenizer, texts, offsets):
+        ids, whole = encoding.ids, encoding if offsets else None
         if 0 < len(ids) <= limit.tokens:
-            found.append(EncodedText(ids, encoding.type_ids if types else None, 0, encoding))
+            found.append(EncodedText(ids, encoding.type_ids if types else None, 0, whole))
         else:
             kept = _kept(encoding, limit, number, keep)
-            found.append(_part(encoding, ids, encoding.type_ids if types else None, kept, len(ids) - len(kept)))
+            found.append(_part(whole, ids, encoding.type_ids if types else None, kept, len(ids) - len(kept)))
     return found
 
 
@@ -83,16 +85,17 @@ def split_texts(tokenizer: Tokenizer, texts: Sequence[str], limit: Limit, overla
     Example: limit 6 with [CLS] and [SEP], so 4 content tokens; overlap 1: w1..w9 gives w1..w4, w4..w7, w7..w9.
     """
     parts, owners = [], []
-    for number, encoding in enumerate(tokenizer.encode_batch(texts, offsets=offsets)):
+    for number, encoding in _encodings(tokenizer, texts, offsets):
         content, _, fixed = _content(encoding, number, keep)
         room = limit.tokens - len(fixed)
         if not 0 <= overlap < room:
             raise ParameterError(f"overlap must be from 0 to {max(room - 1, 0)}, fewer than the {max(room, 0)} tokens "
                                  f"of text that a part has room for, not {overlap}")
         ids, kinds = encoding.ids, encoding.type_ids if types else None  # each is a copy of the whole text's
+        whole = encoding if offsets else None
         for at in range(0, max(len(content) - overlap, 1), room - overlap):
             kept = sorted(fixed + content[at : at + room])
-            parts.append(_part(encoding, ids, kinds, kept, 0))
+            parts.append(_part(whole, ids, kinds, kept, 0))
             owners.append(number)
     return parts, owners
 
@@ -119,6 +122,13 @@ def fill_template(tokenizer: Tokenizer, template: str, values: Mapping[str, str]
     return EncodedText(ids, None, gone, None)
 
 
+def _encodings(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], offsets: bool
+               ) -> Iterator[tuple[int, Encoding]]:
+    """The number of each text, and its encoding. Some at a time: an encoding takes a hundred bytes and more a token."""
+    for at in range(0, len(texts), AT_ONCE):
+        yield from enumerate(tokenizer.encode_batch(texts[at : at + AT_ONCE], offsets=offsets, first=at), at)
+
+
 def _content(encoding: Encoding, number: int, keep: int) -> tuple[list[int], list[int], list[int]]:
     """(which tokens may be left out, of the first and of the second text, and which may not)."""
     sequence = encoding.sequence_ids
@@ -130,8 +140,8 @@ def _content(encoding: Encoding, number: int, keep: int) -> tuple[list[int], lis
     return first, second, [i for i, one in enumerate(sequence) if one is None or (one == 0 and i < keep)]
 
 
-def _part(encoding: Encoding, ids: list[int], types: list[int] | None, kept: list[int], cut: int) -> EncodedText:
-    """ids, types: the encoding's."""
+def _part(encoding: Encoding | None, ids: list[int], types: list[int] | None, kept: list[int], cut: int) -> EncodedText:
+    """ids, types: the whole text's."""
     return EncodedText([ids[i] for i in kept], types and [types[i] for i in kept], cut, encoding, kept)
 
 

@@ -65,10 +65,9 @@ def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer, generation: Ma
 def require(model, task: str) -> None:
     """Raises UnsupportedModelError, which says what the task needs and what the model can do."""
     if task not in model.tasks:
-        obstacle = model.settings.obstacle if task == "embed" else ""
-        raise UnsupportedModelError(f"{model.path} cannot {task}, which needs {NEEDS[task]}"
-                                    + (f" ({obstacle})" if obstacle else "")
-                                    + f"; this model can {', '.join(model.tasks)}")
+        obstacle = model.settings.obstacle if task == "embed" and model.tokenizer is not None else ""
+        why = f": {obstacle}" if obstacle else f", which needs {NEEDS[task]}"
+        raise UnsupportedModelError(f"{model.path} cannot {task}{why}; this model can {', '.join(model.tasks)}")
 
 
 def inference_labels(labels: tuple[str, ...]) -> tuple[int, int] | None:

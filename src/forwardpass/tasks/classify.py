@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from forwardpass.errors import ParameterError, UnsupportedModelError
 from forwardpass.stages.labels import ACTIVATIONS, activate, activation_for, best_first, ranked
-from forwardpass.stages.texts import fill_template
+from forwardpass.stages.texts import encode_texts, fill_template
 from forwardpass.tasks.abilities import inference_labels
 from forwardpass.tasks.texts import (
     Pair,
@@ -16,6 +17,7 @@ from forwardpass.tasks.texts import (
     checked_texts,
     encoded,
     flag,
+    has_types,
     limit_for,
     report_cut,
     text_scores,
@@ -76,9 +78,12 @@ def zero_shot(model, text: Any, labels: Any, *, hypothesis_template: str, multi_
     multi_label = flag("multi_label", multi_label)
     entailment, opposite = inference_labels(model.settings.labels)
     pairs: list[Pair] = [(one, hypothesis_template.replace("{}", label)) for one in texts for label in labels]
-    rows = text_scores(model, encoded(model, pairs, limit_for(model, max_length, truncation, "only_first")))
-    found = []
-    for at in range(0, len(pairs), len(labels)):
+    limit = limit_for(model, max_length, truncation, "only_first")
+    ready = encode_texts(model.tokenizer, pairs, limit, types=has_types(model.spec))
+    firsts = range(0, len(pairs), len(labels))
+    report_cut([max(ready[at : at + len(labels)], key=attrgetter("cut")) for at in firsts], limit)
+    rows, found = text_scores(model, ready), []
+    for at in firsts:
         raw = np.stack(rows[at : at + len(labels)])
         if multi_label or len(labels) == 1:  # each label by itself: entailment against its opposite
             scores = activate(raw[:, [opposite, entailment]], "softmax")[:, 1]

@@ -95,18 +95,19 @@ def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool =
     """Texts as the model reads them. Warns where some were cut. keep: leading tokens that never are."""
     found = encode_texts(model.tokenizer, texts, limit, types=has_types(model.spec), offsets=offsets, keep=keep)
     paired = any(isinstance(text, tuple) for text in texts)
-    report_cut(found, limit, {"only_first": " of the first text", "only_second": " of the second text"}.get(
-        limit.pairs, "") if paired else "")
+    part = {"only_first": " of the first text", "only_second": " of the second text"}.get(limit.pairs, "")
+    report_cut(found, limit, part if paired else "", stacklevel=5)
     return found
 
 
-def report_cut(texts: Sequence[EncodedText], limit: Limit, part: str = "") -> None:
-    """Warn where texts were cut. part: what of them."""
+def report_cut(texts: Sequence[EncodedText], limit: Limit, part: str = "", stacklevel: int = 4) -> None:
+    """Warn where texts were cut. part: what of them;  stacklevel: 4 where a task calls this that a method of the model
+    calls, so that the line warned of is the user's."""
     cut = [one.cut for one in texts if one.cut]
     if cut:
         whole = "the text is" if len(texts) == 1 else f"{len(cut)} of {len(texts)} texts are"
         warnings.warn(f"{whole} longer than {limit.tokens} tokens: cut on the {limit.truncation}{part}, {sum(cut)} "
-                      "tokens left out; max_length and truncation say what is done", stacklevel=5)
+                      "tokens left out; max_length and truncation say what is done", stacklevel=stacklevel)
 
 
 def has_types(spec: ModelSpec) -> bool:

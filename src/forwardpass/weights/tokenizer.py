@@ -85,14 +85,15 @@ class Tokenizer:
             del ids[0]
         return ids
 
-    def encode_batch(self, texts: Sequence[str | tuple[str, str]], *, offsets: bool = False) -> list[Encoding]:
+    def encode_batch(self, texts: Sequence[str | tuple[str, str]], *, offsets: bool = False, first: int = 0
+                     ) -> list[Encoding]:
         """Texts or pairs of texts as the model reads them whole, with special tokens around them and in them.
 
         An Encoding has ids, type_ids and sequence_ids (which of the two texts a token is of; None: of neither), and if
         `offsets` also offsets (characters of its text) and word_ids. Threads share a long list. Raises ParameterError
-        for what is not text.
+        for what is not text. first: the number of the first text, for errors.
         """
-        if len(texts) == 1:  # waking up threads takes longer than a short text
+        if len(texts) == 1 and not first:  # waking up threads takes longer than a short text
             return [_encode(self.backend, texts[0], True)]
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
         try:
@@ -100,7 +101,7 @@ class Tokenizer:
         except BaseException as error:
             if not isinstance(error, Exception) and not _panic(error):
                 raise
-            for number, text in enumerate(texts):
+            for number, text in enumerate(texts, first):
                 try:
                     _encode(self.backend, text, True)
                 except ParameterError as problem:
