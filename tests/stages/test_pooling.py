@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forwardpass.contracts import Hidden
-from forwardpass.stages.pooling import as_bits, as_int8, normalized, pool
+from forwardpass.stages.pooling import NEAR, as_bits, as_int8, normalized, pool
 from forwardpass.stages.preprocess import pack
 
 
@@ -67,6 +67,13 @@ def test_normalised():
     found = normalized(np.array([[3, 2], [0, 0], [-5, 0]], np.float32))
     assert np.allclose(found, [(0.8320503, 0.5547002), (0, 0), (-1, 0)], atol=1e-7) and found.dtype == np.float32
     assert np.array_equal(normalized(np.array([[1e30, 1e30]], np.float32)), np.float32([[0.5**0.5] * 2]))
+
+
+def test_a_vector_of_many_is_normalised_as_alone():
+    many = np.random.default_rng(1).standard_normal((NEAR + 3, 40)).astype(np.float32)
+    found = normalized(many)
+    assert np.array_equal(found, np.concatenate([normalized(one[None]) for one in many]))
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
 
 
 def test_int8():

@@ -13,6 +13,10 @@ import numpy as np
 from ..contracts import Hidden
 
 
+NEAR = 256
+"""Vectors that are normalised together: what they need in between stays in a core's cache."""
+
+
 def pool(hidden: Hidden, how: Sequence[str], skip: int = 0) -> np.ndarray:
     """float32 [texts, len(how) * hidden_size], the poolings side by side.
 
@@ -58,8 +62,12 @@ _OTHERS = {
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
     """float32 [n, d]: each vector divided by its length, at least 1e-12. Sums are in float64, a row at a time."""
-    lengths = np.sqrt(np.add.reduce(np.square(vectors, dtype=np.float64), axis=1))
-    return (vectors / np.maximum(lengths, 1e-12)[:, None]).astype(np.float32)
+    out = np.empty(vectors.shape, np.float32)
+    for at in range(0, len(vectors), NEAR):
+        some = vectors[at : at + NEAR]
+        lengths = np.sqrt(np.add.reduce(np.square(some, dtype=np.float64), axis=1))
+        np.divide(some, np.maximum(lengths, 1e-12)[:, None], out=out[at : at + NEAR], casting="same_kind")
+    return out
 
 
 def as_int8(vectors: np.ndarray) -> np.ndarray:

@@ -49,7 +49,8 @@ class Reading:
 
     def similarity(self, vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
         """float32 [n, m] of vectors [n, d] and [m, d], the greater the more alike: cosine unless the model's files name
-        another ("dot", "euclidean" and "manhattan", distances with a minus)."""
+        another ("dot", "euclidean" and "manhattan", distances with a minus). uint8 vectors are those of
+        embed(output="binary"): bits that are set count as 1, others as -1."""
         return embed.similarity(self, vectors, others)
 
     def classify(self, texts: str | Pairs, *, top_k: int | None = None, activation: str | None = None,
@@ -84,7 +85,8 @@ class Reading:
         """(label, score) of any labels, best first, by a model of natural-language inference: how far the text entails
         the hypothesis made of each label (Yin et al. 2019). A list of texts gives a list of such lists.
 
-        multi_label: score each label by itself, against contradiction; otherwise the scores sum to 1.
+        multi_label: score each label by itself, against contradiction, as a single label always is; otherwise the
+            scores sum to 1.
         """
         require(self, "zero_shot")
         return classify.zero_shot(self, text, labels, hypothesis_template=hypothesis_template, multi_label=multi_label,
