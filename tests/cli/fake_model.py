@@ -70,14 +70,15 @@ def load(model, progress=None, **options):
     return FakeModel(catalog.resolve(model, progress), **options)
 
 
-class FakeModel:
-    """A path with "reader" in it is that of a model that only reads texts."""
+TASKS = {"reader": ("embed",), "pair": ("text2text",)}
+"""What is in the path of a model that does not chat: its tasks."""
 
+
+class FakeModel:
     def __init__(self, path, wait=None, **options):
-        self.tasks = ("embed",) if "reader" in str(path) else ("generate", "chat", "embed")
         self.path, self.options, self.wait = path, options, wait
         self.calls, self.streams, self.closed = [], [], False
-        self.tasks = ("text2text",) if "pair" in str(path) else ("generate", "chat")
+        self.tasks = next((tasks for name, tasks in TASKS.items() if name in str(path)), ("generate", "chat", "embed"))
 
     def __enter__(self):
         return self
@@ -186,4 +187,4 @@ class FakeModel:
 
     def explain(self, request, **params):
         text = self._begin("explain", request, params)
-        return FakeReport(completion(text, WORDS) if "generate" in self.tasks else None)
+        return FakeReport(completion(text, WORDS) if self.tasks != TASKS["reader"] else None)

@@ -17,15 +17,13 @@ def run(prompt, model, dtype, kv_dtype, threads, system, raw, explain, json, **s
         raise ParameterError("--system needs the chat template, which --raw leaves out: give one of them.")
     loaded = load(model, dtype, kv_dtype, threads)
     with loaded:
-        if "text2text" in loaded.tasks:  # an encoder-decoder: what it answers to is a text as it is
+        if "text2text" in loaded.tasks or (explain and "generate" not in loaded.tasks):
+            # An encoder-decoder answers to a text as it is, and what only reads texts is explained with one.
             if system is not None:
-                raise ParameterError("--system needs a chat template, and this model, an encoder-decoder, has none")
+                raise ParameterError("--system needs a chat template, and this model, which is no decoder, has none")
             raw = True
         params = given(sampling)
-        reads = explain and "generate" not in loaded.tasks  # then a text is explained as it is
-        if reads and system is not None:
-            raise ParameterError("--system needs a model that answers; this one only reads texts: leave it out")
-        request = text if raw or reads else messages(system, text)
+        request = text if raw else messages(system, text)
         if explain:
             return _explained(loaded, request, params, json)
         if json or (sampling["num_return_sequences"] or 1) > 1:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..contracts import Hidden
 
-
 NEAR = 256
 """Vectors that are normalised together: what they need in between stays in a core's cache."""
 
