@@ -105,6 +105,19 @@ def test_an_encoder_or_a_head_that_cannot_be(make, path, value, said):
         from_json(json.loads(json.dumps(written)), "x")
 
 
+def test_vectors_of_distances_that_would_fill_the_memory():
+    spec = encoder()
+    layer = spec.layers[0]
+    spans = replace(layer.attention.disentangled, max_distance=2**15)
+    for head_dim, fits in ((512, True), (513, False)):
+        layers = (replace(layer, attention=replace(layer.attention, head_dim=head_dim, disentangled=spans)),) * 4
+        if fits:
+            replace(spec, layers=layers).check()
+            continue
+        with pytest.raises(ModelFileError, match=r"1026 columns up to 32704, found 32768"):
+            replace(spec, layers=layers).check()
+
+
 def test_lengths_that_encoders_do_not_follow():
     spec = whole()
     layer = replace(spec.layers[0], attention=replace(spec.layers[0].attention, causal=False))

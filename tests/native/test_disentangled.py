@@ -88,7 +88,7 @@ def test_float64_agrees(heads, terms, kv_dtype, bound):
 
 def test_a_score_by_hand():
     """One dimension, two tokens, scale 1. The first token's own score is 2 * 2. The other key comes after it, so the
-    last of index names its vectors: 2 * 3 + 2 * 0.5 + 3 * 0.7 = 9.1. Values are 0 and 1: the answer is the weight of 9.1.
+    last of index names its vectors: 2 * 3 + 2 * 0.5 + 3 * 0.7 = 9.1. Values are 0 and 1: the answer is its weight.
     """
     keys, queries = np.zeros((1, 4, 1), np.float32), np.zeros((1, 4, 1), np.float32)
     keys[0, 3], queries[0, 3] = 0.5, 0.7

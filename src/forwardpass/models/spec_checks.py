@@ -186,6 +186,9 @@ def _check_bias(a: AttentionSpec) -> None:
         _require(not d.buckets or d.span // 2 + 1 < d.max_distance <= MAX_DISTANCE,
                  f"a greatest relative distance above {d.span // 2 + 1}, at most {MAX_DISTANCE}", d.max_distance)
         _require(not a.causal and a.num_heads == a.num_kv_heads, "disentangled attention to be an encoder's", "another")
+        furthest, width = d.max_distance if d.buckets else d.span, a.num_heads * a.head_dim
+        _require(2 * furthest * width <= MAX_TABLE,  # kernels have a vector for each distance
+                 f"relative distances of {width} columns up to {MAX_TABLE // (2 * width)}", furthest)
         _check_norm(d.norm)
 
 
