@@ -20,7 +20,7 @@ template <int N, typename F>
 template <int Planes, int R, int P>
 void byte_block(const fp::Matrix& w, const fp::Activations& x, int64_t p, int64_t r, const fp::Epilogue& e) {
   constexpr int kRows = R * Planes, kSums = P * kRows;  // sum (i * R + j) * Planes + n: panel i, row j, plane n
-  constexpr int kChains = kSums >= 4 ? 1 : 4 / kSums;   // enough of them side by side to hide the latency of vpdpbusd
+  constexpr int kChains = kSums >= 6 ? 1 : 8 / kSums;   // enough of them side by side to hide the latency of vpdpbusd
   constexpr int kLines = kSums > 4 ? 4 : 16;            // unrolled
   const int64_t panel_bytes = w.panel_bytes(), plane = x.height() * 64;
   const int8_t* in = x.block(r / 16, 0, 0) + r % 16 * 64;
