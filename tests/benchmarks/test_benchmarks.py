@@ -77,6 +77,24 @@ def test_completion_of_a_long_prompt(smollm2_path):
     assert all(one["kv_bytes"] == one["counted_kv_bytes"] > 0 for one in result["long"].values())
 
 
+@pytest.mark.models
+def test_encode(tmp_path):
+    table, result = run("encode.py", "--peer", "torch", "--peer-python", str(tmp_path / "python"))
+    assert result.keys() >= CONTRACT and result["missing"].keys() == {"torch-float32", "torch-bfloat16"}
+    assert result["ours"].keys() == {"w8a16", "int8"} == result["of_limit"].keys()
+    for one in result["ours"].values():
+        assert positive({name: one[name] for name in ("sentences_s", "query_ms", "cosine")})
+    assert positive(result["of_limit"]) and result["ratio"] == {} and "| int8 " in table
+
+
+@pytest.mark.models
+def test_translate(tmp_path):
+    table, result = run("translate.py", "--peer", "ctranslate2", "--peer-python", str(tmp_path / "python"))
+    assert result.keys() >= CONTRACT and set(result["missing"]) == {"ctranslate2-int8", "ctranslate2-float32"}
+    assert result["ours"].keys() == {"greedy_1", "greedy_32", "beam4_1", "beam4_32"}
+    assert positive(result["ours"]) and positive(result["of_limit"]) and "| ours " in table
+
+
 @pytest.mark.parametrize("op", ["linear", "attention"])
 def test_kernels_are_compared_before_they_are_timed(op):
     table, result = run("kernels.py", "--op", op, "--format", "Q4", "--isa", "scalar")
