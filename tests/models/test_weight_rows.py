@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from forwardpass.models.spec import (
 from forwardpass.models.weight_rows import BoundRow, WeightRow, match, named_rows, row_order, targets
 from forwardpass.models.weight_tables import fused, part_of
 from forwardpass.weights.source import TensorInfo
+
+GENERATES = SimpleNamespace(causal=True)  # all that placing weights asks of a spec
 
 
 def test_row_order_by_hand():
@@ -74,7 +77,7 @@ def loaded(tools, row, stored):
     source = tools.FakeSource("safetensors", {"x": stored})
     bound = match([row], source)
     backend = native.NativeBackend(1)
-    checkpoint = Checkpoint(None, tuple(bound), ())
+    checkpoint = Checkpoint(GENERATES, tuple(bound), ())
     weights = load_weights(checkpoint, source, "float32", backend).weights()
     if len(row.shape) == 1:
         return weights.vectors[row.target]
@@ -244,13 +247,13 @@ def test_a_table_of_relative_biases_stays_as_it_is(tools):
     for transform, stored in (("none", numbered(6, 4)), ("transpose", numbered(4, 6))):
         row = WeightRow(name, ("x",), (6, 4), transform)
         source = tools.FakeSource("safetensors", {"x": stored})
-        checkpoint = Checkpoint(None, tuple(match([row], source)), ())
+        checkpoint = Checkpoint(GENERATES, tuple(match([row], source)), ())
         weights = load_weights(checkpoint, source, "int4", native.NativeBackend(1)).weights()
         assert weights.matrices == {} and weights.vectors[name].dtype == np.float32
         assert np.array_equal(weights.vectors[name], stored.T if transform == "transpose" else stored)
     broken = tools.FakeSource("safetensors", {"x": stored * np.nan})
     with pytest.raises(ModelFileError, match="NaN or infinite"):
-        load_weights(Checkpoint(None, tuple(match([row], broken)), ()), broken, "auto", native.NativeBackend(1))
+        load_weights(Checkpoint(GENERATES, tuple(match([row], broken)), ()), broken, "auto", native.NativeBackend(1))
 
 
 @pytest.fixture
@@ -342,7 +345,7 @@ def test_tables_that_are_added_keep_their_precision(dtype, tools):
     names = ("embed.positions", "embed.types", "embed.relative", "encoder.embed.positions")
     rows = [WeightRow(name + ".weight", (name,), (4, 32)) for name in (*names, "layers.0.cross.q")]
     source = tools.FakeSource("gguf", {row.sources[0]: numbered(4, 32) for row in rows})
-    places, _ = plan(Checkpoint(None, tuple(match(rows, source)), ()), dtype)
+    places, _ = plan(Checkpoint(GENERATES, tuple(match(rows, source)), ()), dtype)
     assert [place.format for place in places] == ["F32"] * 4 + [{"int8": "Q8C", "int4": "Q4"}[dtype]]
 
 
@@ -351,7 +354,7 @@ def test_a_router_keeps_its_precision(dtype, tools):
     rows = [WeightRow(f"layers.0.mlp.{name}.weight", (name,), (4, 32))
             for name in ("router", "shared_gate", "experts.0.up")]
     source = tools.FakeSource("gguf", {row.sources[0]: numbered(4, 32) for row in rows})
-    places, _ = plan(Checkpoint(None, tuple(match(rows, source)), ()), dtype)
+    places, _ = plan(Checkpoint(GENERATES, tuple(match(rows, source)), ()), dtype)
     assert [place.format for place in places] == ["F32", "F32", {"int8": "Q8C", "int4": "Q4"}[dtype]]
 
 
@@ -361,7 +364,7 @@ def test_gate_and_up_of_an_expert_agree(tools):
     stored = {"a.gate": "Q8_0", "a.up": "F32", "b.gate": "Q8_0", "b.up": "Q8_0"}
     bound = [BoundRow(WeightRow(f"layers.0.mlp.experts.{name}.weight", (name,), (4, 32)),
                       TensorInfo(name, (4, 32), type, sizes[type])) for name, type in stored.items()]
-    places, _ = plan(Checkpoint(None, tuple(bound), ()), "auto")
+    places, _ = plan(Checkpoint(GENERATES, tuple(bound), ()), "auto")
     assert [place.format for place in places] == ["F32", "F32", "Q8", "Q8"]
 
 
