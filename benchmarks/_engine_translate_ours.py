@@ -41,8 +41,9 @@ class Ours:
         """[bytes of weights that a decoding step reads, multiplications and additions of `rows` tokens' products]."""
         from forwardpass.models import costs
 
-        each = costs.stage_costs(self.model.spec, self.model.stored_bytes, [1] * rows, [20] * rows)
-        total = costs.total(each)
+        each = costs.stage_costs(self.model.spec, self.model.stored_bytes, [1] * rows, [20] * rows,
+                                 sources=[30] * rows)
+        total = costs.total({name: each[name] for name in ("embed", "decode", "project")})
         return [total.bytes, total.flops]
 
     def limits(self, size: int, seconds: float) -> list[float]:
@@ -50,7 +51,7 @@ class Ours:
         from forwardpass import _native
 
         backend = self.model.network.backend
-        return [_native.read_rate(backend.pool, int(size), seconds),
+        return [_native.read_bandwidth(backend.pool, int(size), seconds),
                 _native.matrix_rate(backend.pool, backend.isa, True, seconds)]
 
 

@@ -5,9 +5,9 @@
     python benchmarks/encode.py --peer torch --peer openvino --peer-python /path/to/peers/bin/python
 
 sentences_s: sentences a second, from texts to normalised vectors, 512 sentences of real text (FORWARDPASS_TEXT, else
-the standard library's docstrings). query_ms: one short query, from text to vector, median of 100. cosine: mean to the float32 vectors
-of torch, or our own where that peer does not run. top5: share of 50 sentences whose nearest five among 200 others are,
-as a set, those of float32.
+the standard library's docstrings). query_ms: one short query, from text to vector, median of 100. cosine: mean to the
+float32 vectors of torch, or our own where that peer does not run. top5: share of 50 sentences whose nearest five among
+200 others are, as a set, those of float32.
 
 ratio.bf16_accuracy: our fastest dtype whose mean cosine is 0.9995 or more, over the fastest peer in bfloat16;
 ratio.int8: our int8 over the same;  ratio.query: OpenVINO's time (the quicker of its dtypes) over ours.
