@@ -147,7 +147,5 @@ def test_grammar_from_the_command_line(capsys):
 
 @pytest.mark.parametrize("entry", [entry for entry in catalog.ENTRIES if entry.tasks], ids=lambda entry: entry.name)
 def test_models_can_do_what_the_catalogue_says(entry):
-    if entry.name in ("qwen2.5-coder-0.5b", "gemma3-270m") and catalog.installed_path(entry) is None:
-        pytest.skip("fetched by tests/test_real_families.py")
     with forwardpass.load(entry.name) as model:
         assert set(entry.tasks) <= set(model.tasks)
