@@ -84,6 +84,14 @@ def write_text(directory: Path, key: str, text: str) -> None:
         _keep(_place(directory, key).with_suffix(_TEXT), key, text.encode())
 
 
+def packed_bytes(directory: Path, key: str) -> int:
+    """Size of the packed file for `key`, 0 if there is none. Benchmarks subtract it from the memory of a process."""
+    try:
+        return _place(directory, key).stat().st_size
+    except OSError:
+        return 0
+
+
 def _head(key: str) -> dict[str, str]:
     return {"cache": hashlib.sha256(key.encode()).hexdigest()}
 
