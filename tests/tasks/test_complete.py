@@ -115,6 +115,15 @@ def test_where_a_middle_has_ended(suffix, ends):
     assert natural_ends("```\nx = ", suffix) == ends
 
 
+@pytest.mark.parametrize("suffix", ["y" * 5000 + "\n", "\n" * 5000])
+def test_a_suffix_may_begin_with_a_very_long_line(coder, suffix):
+    """Stop strings have a greatest length, lines have none."""
+    said = "ab" + suffix[:300]
+    done = coder.complete("x", suffix, logits_processors=saying(coder, said), max_new_tokens=60, context_tokens=60)
+    assert done.finish_reason == "length" and done.text == said[:60]
+    assert all(0 < len(end) <= 200 for end in natural_ends("x", suffix))
+
+
 def test_an_answer_ends_at_the_blank_lines_of_the_suffix(coder):
     processors = saying(coder, "a\n\nb\n\n\ndef g(): pass")
     done = coder.complete("t = ", "\n\n\nclass A:\n", logits_processors=processors, max_new_tokens=40)

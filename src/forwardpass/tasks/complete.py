@@ -6,8 +6,11 @@ suffix stand in the prompt between special tokens, and the model writes the midd
 
 from __future__ import annotations
 
-from forwardpass.errors import ContextLengthError, ParameterError
-from forwardpass.weights.fill_in_middle import FillInMiddle, encode_around
+from dataclasses import replace
+
+from forwardpass.decoding.params import SamplingParams
+from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
+from forwardpass.weights.fill_in_middle import FillInMiddle, encode_around, fill_in_middle
 
 SUFFIX_SHARE = 4
 """The text after the cursor gets at most a quarter of the room where prefix and suffix don't both fit."""
@@ -15,6 +18,29 @@ CHARACTERS_A_TOKEN = 32
 """Text further from the cursor than this many characters for each token of room is never tokenised."""
 TELLING = 8
 """Characters that are not blank from which on a beginning of the suffix is unmistakable."""
+LONGEST_END = 200
+"""Characters of a natural end that are compared: a suffix may begin with a line of any length."""
+
+
+def completing(tokenizer, prefix: str, suffix: str | None, room: int, params: SamplingParams
+               ) -> tuple[list[int], SamplingParams]:
+    """The prompt of a completion, at most `room` token ids, and its parameters, which say where a middle ends as well.
+
+    Raises ParameterError for what is no text, UnsupportedModelError for a suffix if the model can't fill in a middle,
+    ContextLengthError if there is no room for any text.
+    """
+    for name, text in (("prefix", prefix), ("suffix", suffix)):
+        if not isinstance(text, str) and not (name == "suffix" and text is None):
+            raise ParameterError(f"{name} must be text, not {type(text).__name__}")
+    middle = None if suffix is None else fill_in_middle(tokenizer)
+    if suffix is not None and middle is None:
+        raise UnsupportedModelError("this model has no tokens for filling in the middle; leave the suffix out to "
+                                    "continue the prefix, or use a model that has them (qwen2.5-coder-0.5b does)")
+    ids = completion_ids(tokenizer, middle, prefix, suffix, room)
+    if suffix is not None:
+        params = replace(params, stop=(*params.stop, *natural_ends(prefix, suffix)),
+                         stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *middle.ends))))
+    return ids, params
 
 
 def completion_ids(tokenizer, middle: FillInMiddle | None, prefix: str, suffix: str | None, room: int) -> list[int]:
@@ -48,10 +74,10 @@ def natural_ends(prefix: str, suffix: str) -> list[str]:
     """
     ends = []
     if beginning := _unmistakable(suffix):
-        ends.append(beginning)
+        ends.append(beginning[:LONGEST_END])
     blank = len(suffix) - len(suffix.lstrip("\n"))
     if blank > 1:
-        ends.append("\n" * blank)
+        ends.append("\n" * min(blank, LONGEST_END))
     if "```" not in prefix and "```" not in suffix:
         ends.append("\n```")
     return ends

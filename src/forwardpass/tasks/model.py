@@ -27,12 +27,11 @@ from forwardpass.stages.project import project
 from forwardpass.tasks.abilities import abilities, require
 from forwardpass.tasks.answering import Answering
 from forwardpass.tasks.chat import fitting_ids
-from forwardpass.tasks.complete import completion_ids, natural_ends
+from forwardpass.tasks.complete import completing
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.reading import Reading
 from forwardpass.tasks.stream import Stream
 from forwardpass.tasks.texts import label_scores, reader, text_scores
-from forwardpass.weights.fill_in_middle import fill_in_middle
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
@@ -168,15 +167,8 @@ class Model(Reading, Answering):
         started = perf_counter()
         if self.spec.encoder:
             require(self, "complete")
-        tokenizer = self._tokenizer("complete")
+        self._tokenizer("complete")
         chosen = self._params(params)
-        for name, text in (("prefix", prefix), ("suffix", suffix)):
-            if not isinstance(text, str) and not (name == "suffix" and text is None):
-                raise ParameterError(f"{name} must be text, not {type(text).__name__}")
-        middle = None if suffix is None else fill_in_middle(tokenizer)
-        if suffix is not None and middle is None:
-            raise UnsupportedModelError(f"{self.path} has no tokens for filling in the middle; leave the suffix out to "
-                                        "continue the prefix, or use a model that has them (qwen2.5-coder-0.5b does)")
         room = self.spec.max_position_embeddings
         named = params.get("max_new_tokens") is not None
         room -= chosen.max_new_tokens if named else min(chosen.max_new_tokens, room // 4)
@@ -184,10 +176,7 @@ class Model(Reading, Answering):
             if isinstance(context_tokens, bool) or not isinstance(context_tokens, int) or context_tokens < 1:
                 raise ParameterError(f"context_tokens must be a whole number of at least 1, not {context_tokens!r}")
             room = min(room, context_tokens)
-        ids = completion_ids(tokenizer, middle, prefix, suffix, room)
-        if suffix is not None:
-            chosen = replace(chosen, stop=(*chosen.stop, *natural_ends(prefix, suffix)),
-                             stop_token_ids=tuple(dict.fromkeys((*chosen.stop_token_ids, *middle.ends))))
+        ids, chosen = completing(self.tokenizer, prefix, suffix, room, chosen)
         return self._answer(ids, chosen, params, started, stream)
 
     def logits(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None, *,
