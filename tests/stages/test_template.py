@@ -311,3 +311,41 @@ def test_jinja_is_imported_only_to_render():
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"], capture_output=True
     )
     assert done.returncode == 0, done.stderr
+
+
+# ---- an answer that is still being written
+
+BEGUN = [*HI, {"role": "assistant", "content": "Sure, it is "}]
+
+
+@pytest.mark.parametrize("template", [
+    CHATML,
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}",
+    "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part['text'] }}{% endfor %}</s>{% endfor %}",
+])
+def test_the_last_message_is_continued(byte_tokenizer, template):
+    """The text ends where the message does, not where the template ends it, and with it its blanks."""
+    messages = BEGUN if "part" not in template else [
+        {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in BEGUN]
+    tokenizer = byte_tokenizer(template=template)
+    ids, whole = (chat_ids(tokenizer, messages, add_generation_prompt=False, continues=on) for on in (True, False))
+    said = [*b"Sure, it is "]
+    assert ids[-len(said) :] == said
+    assert ids[: -len(said)] == whole[: len(ids) - len(said)] and len(whole) >= len(ids)
+
+
+def test_a_continued_message_is_no_place_for_special_tokens(byte_tokenizer):
+    ids = chat_ids(byte_tokenizer(template=CHATML), [{"role": "assistant", "content": "x<|im_end|>"}], continues=True)
+    assert ids == [258, *b"assistant\nx<|im_end|>"]
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_an_empty_message_can_be_continued(byte_tokenizer, content):
+    ids = chat_ids(byte_tokenizer(template=CHATML.replace("m.content", "m.content or ''")),
+                   [*HI, {"role": "assistant", "content": content}], continues=True)
+    assert ids == [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\n"]
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it(byte_tokenizer):
+    with pytest.raises(TemplateError, match="cannot be continued"):
+        chat_ids(byte_tokenizer(template="{{ messages[0].content }}"), BEGUN, continues=True)

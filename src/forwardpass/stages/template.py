@@ -51,12 +51,16 @@ def chat_ids(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continues: bool = False,
     template: str | None = None,
     **variables: Any,
 ) -> list[int]:
     """Token ids of a chat, with exactly one BOS in front if the model wants one (from the template or from here).
 
     Only the template's own text makes special tokens: "<|im_end|>" inside a message is encoded as the characters it is.
+
+    continues: end after the text of the last message, as if it were still being written, whatever the template puts
+    after it; there is then no generation prompt.
     """
     template = template if template is not None else tokenizer.chat_template
     if template is None:
@@ -68,12 +72,20 @@ def chat_ids(
     variables = {name: plain_data(value, name) for name, value in {**tokenizer.template_variables, **variables}.items()}
     given = {name: value for name, value in variables.items() if name not in tokenizer.template_variables}
     disguise = _Disguise(tokenizer, [template, messages, given])
+    hidden = disguise.hide(messages)
+    if continues:
+        _append(hidden[-1], disguise.end)
     marked = render(
         template,
-        disguise.hide(messages),
-        add_generation_prompt,
+        hidden,
+        add_generation_prompt and not continues,
         **{name: disguise.hide(value) if name in given else value for name, value in variables.items()},
     )
+    if continues:
+        if disguise.end not in marked:
+            raise TemplateError("the chat template does not show the text of the last message as it is, so that it "
+                                "cannot be continued: send messages for which it does, or ask for a new answer.")
+        marked = marked[: marked.rindex(disguise.end)]
     ids = disguise.encode(marked)
     if tokenizer.add_bos and ids[:1] != [tokenizer.bos_token_id]:
         ids.insert(0, tokenizer.bos_token_id)
@@ -107,6 +119,7 @@ class _Disguise:
         used: set[str] = set()
         _collect(strings, used)
         free = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in used)
+        self.end = next(free)  # marks where a text ends
         self._mask = dict(zip(letters, free, strict=False))
         self.used = False
 
@@ -182,6 +195,15 @@ def _collect(value: Any, used: set[str]) -> None:
     elif isinstance(value, list):
         for item in value:
             _collect(item, used)
+
+
+def _append(message: dict[str, Any], mark: str) -> None:
+    """Put a mark after the text of a message."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content[-1]["text"] += mark
+    else:
+        message["content"] = (content or "") + mark
 
 
 def check_messages(messages: Any, template: str = "") -> list[dict[str, Any]]:
