@@ -11,13 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forwardpass.errors import (
+    BusyError,
     CapacityError,
     ContextLengthError,
+    DeadlineError,
     FetchError,
     ForwardpassError,
     ModelFileError,
     ParameterError,
     TemplateError,
+    UnknownModelError,
     UnsupportedModelError,
 )
 
@@ -31,9 +34,9 @@ _LAZY = {"load": "forwardpass.tasks.model", "Model": "forwardpass.tasks.model", 
          "Piece": "forwardpass.contracts", "Score": "forwardpass.contracts", "Entity": "forwardpass.contracts",
          "Candidate": "forwardpass.contracts"}
 
-__all__ = ["Candidate", "CapacityError", "Completion", "ContextLengthError", "Entity", "FetchError",
-           "ForwardpassError", "Model", "ModelFileError", "ParameterError", "Piece", "Score", "TemplateError",
-           "UnsupportedModelError", "load"]
+__all__ = ["BusyError", "Candidate", "CapacityError", "Completion", "ContextLengthError", "DeadlineError", "Entity",
+           "FetchError", "ForwardpassError", "Model", "ModelFileError", "ParameterError", "Piece", "Score",
+           "TemplateError", "UnknownModelError", "UnsupportedModelError", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,10 +4,13 @@
     ├── ModelFileError           a model file is missing, corrupt or contradicts itself
     ├── UnsupportedModelError    a well-formed model needs something that is not implemented
     ├── ParameterError           an argument has a wrong name, type or value (also a ValueError)
-    │   └── ContextLengthError   the text does not fit into the model's context
+    │   ├── ContextLengthError   the text does not fit into the model's context
+    │   └── UnknownModelError    no model of this name is served
     ├── TemplateError            a chat template refused its input or misbehaved
     ├── FetchError               a model could not be fetched or verified
-    └── CapacityError            the request needs more memory than the engine was given
+    ├── CapacityError            the request needs more memory than the engine was given
+    ├── BusyError                there is no room for the request now; it may be sent again later
+    └── DeadlineError            the request's time was over before its answer was whole
 
 Each message says what was expected, what was found and what to do.
 """
@@ -35,6 +38,10 @@ class ContextLengthError(ParameterError):
     """Prompt plus requested tokens exceed the model's context length."""
 
 
+class UnknownModelError(ParameterError):
+    """No model of this name is served. The message lists those that are."""
+
+
 class TemplateError(ForwardpassError):
     """A chat template raised, attacked the sandbox or exceeded its limits."""
 
@@ -45,3 +52,20 @@ class FetchError(ForwardpassError):
 
 class CapacityError(ForwardpassError):
     """The request can never fit into the memory the engine was given."""
+
+
+class BusyError(ForwardpassError):
+    """There is no room for the request now, but there will be.
+
+    retry_after: seconds after which it is worth another try;  own: True = the limit of whoever asked is reached, False =
+    that of the whole engine.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0, own: bool = False):
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.own = own
+
+
+class DeadlineError(ForwardpassError):
+    """The request's deadline passed before its answer was whole."""
