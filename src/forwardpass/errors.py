@@ -57,8 +57,8 @@ class CapacityError(ForwardpassError):
 class BusyError(ForwardpassError):
     """There is no room for the request now, but there will be.
 
-    retry_after: seconds after which it is worth another try;  own: True = the limit of whoever asked is reached, False =
-    that of the whole engine.
+    retry_after: seconds after which it is worth another try;  own: True = the limit of whoever asked is reached,
+    False = that of the whole engine.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0, own: bool = False):

@@ -1,0 +1,107 @@
+"""The body of a request: read up to a limit of bytes and of time, decoded, and refused by the name of what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from forwardpass.server.errors import SURROGATE, ApiError, invalid_body
+
+PAUSE_S = 30.0
+"""A body of which nothing comes for so long is given up."""
+WHOLE_S = 300.0
+"""The longest a body may take, however steadily it comes."""
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_body(request: Request, receive, limit: int, pause_s: float = PAUSE_S, whole_s: float = WHOLE_S) -> bytes:
+    """All bytes of a JSON body. ApiError 413, 415 or 408; starlette's ClientDisconnect if the client leaves."""
+    _check_type(request)
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
+        raise _too_large(limit)
+    body, begun = bytearray(), perf_counter()
+    while True:
+        try:
+            async with asyncio.timeout(min(pause_s, begun + whole_s - perf_counter())):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive in time: {len(body)} bytes came in "
+                           f"{perf_counter() - begun:.0f} s", code="request_timeout",
+                           headers={"Connection": "close"}) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _check_type(request: Request) -> None:
+    """JSON in UTF-8 and nothing else. That it must be said also keeps pages of other origins out: a browser does not
+    send this type anywhere without asking first."""
+    kind, *parameters = [part.strip().lower() for part in request.headers.get("content-type", "").split(";")]
+    if kind != "application/json":
+        raise ApiError(415, f"send JSON with the header Content-Type: application/json, not {kind or 'none'!r}",
+                       code="unsupported_media_type")
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
+            raise ApiError(415, f"JSON is read as UTF-8, not as {value!r}", code="unsupported_media_type")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"the body must not be compressed, and this one says Content-Encoding: {coding!r}",
+                       code="unsupported_media_type")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than the {limit} bytes that this server takes; send less at once, or "
+                    "raise --max-body", code="request_too_large")
+
+
+def decode_body(body: bytes, decoder: msgspec.json.Decoder) -> Any:
+    """The Struct that the bytes are. ApiError 400 that names the field that is wrong."""
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise _half_a_character(body) or invalid_body(error) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _half_a_character(body: bytes) -> ApiError | None:
+    """JSON can write half of a pair of UTF-16, which is no character. The decoder refuses it, but says neither why nor
+    where."""
+    if not ESCAPED_SURROGATE.search(body):
+        return None
+    try:
+        where = next(_surrogates(json.loads(body), ""), None)
+    except (ValueError, RecursionError):
+        return None
+    if where is None:
+        return None
+    return ApiError(400, f"{where}: holds half of a surrogate pair (\\ud800 to \\udfff alone), which is no character",
+                    code="invalid_value", param=where)
+
+
+def _surrogates(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, str):
+        if SURROGATE.search(value):
+            yield path or "body"
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _surrogates(one, f"{path}[{number}]")
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            at = f"{path}.{name}" if path else name
+            if SURROGATE.search(name):
+                yield at
+            yield from _surrogates(one, at)

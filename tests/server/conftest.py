@@ -1,0 +1,81 @@
+"""Two tiny models behind one application: "chat" (tiny_chat.py) and "labels" (tiny_readers.py)."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import forwardpass
+
+try:
+    import forwardpass.scheduler.terms
+    from forwardpass.tasks.host import Host
+except ImportError:
+    _spec = importlib.util.spec_from_file_location("standin", Path(__file__).parent / "standin.py")
+    standin = sys.modules["standin"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(standin)
+    standin.install()
+    Host = None
+
+import tiny_chat
+import tiny_readers
+from server_tools import InProcess, ServerProcess
+
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Name -> directory of a tiny model."""
+    made = tmp_path_factory.mktemp("served")
+    tiny_chat.write(made / "chat", max_position_embeddings=CONTEXT)
+    tiny_readers.save(tiny_readers.make("labels", 3), made / "labels")
+    return {"chat": made / "chat", "labels": made / "labels"}
+
+
+@pytest.fixture(scope="session")
+def host(folders):
+    """Host of both models; "small" is another name for "chat"."""
+    if Host is None:
+        host = standin.Host({name: forwardpass.load(path) for name, path in folders.items()}, {"small": "chat"})
+    else:
+        host = Host([f"{name}={path}" for name, path in folders.items()], aliases={"small": "chat"})
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def app(host):
+    """app(routes=..., **settings) -> an InProcess, closed afterwards."""
+    made = []
+
+    def make(**more):
+        made.append(InProcess(more.pop("host", host), **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def client(app):
+    """The application with all routes and default settings."""
+    return app()
+
+
+@pytest.fixture
+def server(tmp_path, folders):
+    """server(*arguments) -> a ServerProcess of both models, stopped afterwards."""
+    started = []
+
+    def start(*arguments, models=("chat", "labels"), **more):
+        folder = tmp_path / f"server-{len(started)}"
+        folder.mkdir()
+        started.append(ServerProcess(folder, *(f"{name}={folders[name]}" for name in models), *arguments, **more))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()

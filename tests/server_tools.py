@@ -1,0 +1,101 @@
+"""For tests of the server: an application in this process, and a server process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from asgi_transport import AsgiTransport
+from forwardpass.server.app import App
+from forwardpass.server.settings import Settings
+
+START_S = 60
+
+
+class InProcess:
+    """An App over a host, and a client of it. `get`, `post` and `request` wait for the whole answer; for streams and
+    for several requests at once write a coroutine that uses `client`, and pass it to `run`."""
+
+    def __init__(self, host, routes=None, **settings):
+        self.runner = asyncio.Runner()
+        self.app = App(host, Settings(**settings), **({} if routes is None else {"routes": routes}))
+        self.client = httpx.AsyncClient(transport=AsgiTransport(self.app), base_url="http://test", timeout=60)
+
+    def run(self, coroutine):
+        return self.runner.run(coroutine)
+
+    def request(self, method: str, path: str, **more) -> httpx.Response:
+        return self.run(self.client.request(method, path, **more))
+
+    def get(self, path: str, **more) -> httpx.Response:
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, json=None, **more) -> httpx.Response:
+        return self.request("POST", path, json=json, **more)
+
+    def close(self) -> None:
+        self.run(self.client.aclose())
+        self.runner.close()
+        self.app.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class ServerProcess:
+    """`forwardpass serve ARGUMENTS` in a process of its own, ready to answer at `url`. log: what it wrote so far."""
+
+    def __init__(self, folder: Path, *arguments: str, wait: bool = True, env: dict | None = None):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.out, self.err = folder / "server.out", folder / "server.err"
+        line = [sys.executable, "-m", "forwardpass", "serve", *map(str, arguments), "--port", str(self.port)]
+        with open(self.out, "wb") as out, open(self.err, "wb") as err:
+            self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                            env={**os.environ, **(env or {})})
+        if wait:
+            self.wait_ready()
+
+    @property
+    def log(self) -> str:
+        return self.out.read_text("utf-8", "replace") + self.err.read_text("utf-8", "replace")
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START_S
+        while True:
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}: {self.log}"
+            try:
+                if httpx.get(self.url + "/health", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < end, f"the server does not answer: {self.log}"
+            time.sleep(0.02)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30) -> int:
+        """Its exit status."""
+        return self.process.wait(timeout)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+            try:
+                return self.wait()
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+        return self.process.returncode
