@@ -14,7 +14,7 @@ ORDER = [
     {"__main__"},
     {"cli", "server"},
     {"tasks"},
-    {"engine", "scheduler"},
+    {"asynchronous", "driver", "engine", "scheduler"},
     {"stages", "explain"},
     {"decoding", "cache"},
     {"models"},

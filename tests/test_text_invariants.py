@@ -10,6 +10,7 @@ import tiny_encoders
 import tiny_models
 import tiny_pairs
 from forwardpass import _native
+from forwardpass.backends.native import NativeBackend
 from forwardpass.decoding.params import from_user
 from forwardpass.engine import EncoderText, Engine
 from forwardpass.scheduler.reading import CausalTexts, WholeTexts
@@ -44,7 +45,7 @@ def opened(tmp_path_factory):
             paths[key] = module.save(made, tmp_path_factory.mktemp(case))
         full = (*key, dtype, kv, threads)
         if full not in models:
-            models[full] = open_model(paths[key], dtype, kv, threads)
+            models[full] = open_model(paths[key], dtype, kv, NativeBackend(threads))
         return models[full]
 
     return get
@@ -91,7 +92,7 @@ def test_every_isa_reads_a_text_alike(isa, dtype, opened, monkeypatch, tmp_path)
     expected = states(engine_of(opened(tiny_encoders, case, dtype)), texts)
     monkeypatch.setenv("FORWARDPASS_ISA", isa)
     path = tiny_encoders.save(tiny_encoders.make(case, "none"), tmp_path)
-    assert equal(states(engine_of(open_model(path, dtype, "auto", 2)), texts), expected)
+    assert equal(states(engine_of(open_model(path, dtype, "auto", NativeBackend(2))), texts), expected)
 
 
 @pytest.mark.parametrize("case", ["t5", "bart"])

@@ -26,16 +26,17 @@ from forwardpass.errors import (
 
 if TYPE_CHECKING:
     from forwardpass.contracts import Candidate, Completion, Entity, Piece, Score
+    from forwardpass.tasks.host import Host
     from forwardpass.tasks.model import Model, load
 
 __version__ = "0.1.0"
 
 _LAZY = {"load": "forwardpass.tasks.model", "Model": "forwardpass.tasks.model", "Completion": "forwardpass.contracts",
          "Piece": "forwardpass.contracts", "Score": "forwardpass.contracts", "Entity": "forwardpass.contracts",
-         "Candidate": "forwardpass.contracts"}
+         "Candidate": "forwardpass.contracts", "Host": "forwardpass.tasks.host"}
 
 __all__ = ["BusyError", "Candidate", "CapacityError", "Completion", "ContextLengthError", "DeadlineError", "Entity",
-           "FetchError", "ForwardpassError", "Model", "ModelFileError", "ParameterError", "Piece", "Score",
+           "FetchError", "ForwardpassError", "Host", "Model", "ModelFileError", "ParameterError", "Piece", "Score",
            "TemplateError", "UnknownModelError", "UnsupportedModelError", "load"]
 
 

@@ -5,11 +5,13 @@ in it, its own and everybody else's. So there is no background thread to start, 
 where the caller is: the step it hit is planned again. A request that fails takes nobody with it, and its error is
 raised where it is waited for. What is cancelled in the middle of a step, perhaps by the garbage collector, ends after
 it.
+
+Where many ask at once, or an event loop does, a driver (driver.py) steps the engine instead, and everybody else waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -25,16 +27,18 @@ from forwardpass.errors import CapacityError, ForwardpassError, ParameterError, 
 from forwardpass.scheduler.beams import BeamRequest, advance_beams
 from forwardpass.scheduler.computing import RUN_AHEAD_S, Computing, Results, Step
 from forwardpass.scheduler.job import Job
+from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, logged
 from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts, checked
 from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
 from forwardpass.scheduler.texts import Text
-from forwardpass.scheduler.turns import Turns
+from forwardpass.scheduler.turns import INSIDE, Turns
 from forwardpass.stages.postprocess import Choice
 
 __all__ = ["EncoderText", "Engine", "Step"]
 
-INTERRUPTED = "interrupted while the results of a step were handed out; send it again"
+HEARTBEAT_S = 1.0
+"""How often those who wait for a driver look whether it is still there."""
 
 
 class Engine:
@@ -43,6 +47,7 @@ class Engine:
 
     encoder: what reads whole texts, the network itself or that of an encoder-decoder's sources; None = nothing does.
     noted: every step is added to it while it is a list.
+    driver: whose thread steps it, None = whoever waits for something.
     """
 
     def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
@@ -59,10 +64,9 @@ class Engine:
         self.run_ahead_s = RUN_AHEAD_S
         self.noted: list[Step] | None = None
         self._computing = Computing(network, self.encoder, self.memory, facts.vocab_size)
+        self.driver: Any = None
         self._turns = Turns()
-        self._jobs: dict[int, Job] = {}  # id -> all that have not ended
-        self._leaving: deque[Job] = deque()
-        self._closed = False
+        self._jobs = Jobs(self.scheduler)
 
     @property
     def steps(self) -> int:
@@ -142,10 +146,16 @@ class Engine:
         self.run([job])
 
     def advance(self, request: Request) -> None:
-        """Run one step unless the request has something to collect already. Raises the request's error, if any."""
-        with self._turn():
-            if not request.done and not request.pieces:
-                self._step()
+        """Run one step unless the request has something to collect already; with a driver, wait until it has. Raises
+        the request's error, if any."""
+        if self.driver is None:
+            with self._turn():
+                if not request.news:
+                    self._step()
+        else:
+            with self._waiting([request.on_news]) as wait:
+                while not request.news and wait():
+                    pass
         if request.error is not None and not request.pieces:
             raise request.error
 
@@ -154,51 +164,117 @@ class Engine:
         try:
             waiting = list(jobs)
             while waiting:
-                with self._turn():
-                    if not any(job.done for job in waiting):
-                        self._step()
-                for job in waiting:
-                    if job.error is not None:
-                        raise job.error
-                waiting = [job for job in waiting if not job.done]
+                if self.driver is None:
+                    with self._turn():
+                        if not any(job.done for job in waiting):
+                            self._step()
+                    waiting = _unfinished(waiting)
+                    continue
+                with self._waiting([job.on_end for job in waiting]) as wait:
+                    while (waiting := _unfinished(waiting)) and wait():
+                        pass
         finally:
-            for job in jobs:
-                self.cancel(job)
+            self._cancel([job for job in jobs if not job.done])
 
-    def cancel(self, job: Job, wait: bool = True) -> None:
+    def cancel(self, job: Job, wait: bool = True, error: BaseException | None = None) -> None:
         """End a request and free what it holds. Harmless for one that has ended.
 
         wait: return when that is so; otherwise whoever is inside the engine now does it on leaving, as it does for a
-        call from inside a step.
+        call from inside a step.  error: what whoever waits for it is told.
         """
-        if job.done:
-            return
-        self._leaving.append(job)
-        if wait and not self._turns.mine:
-            with self._turn():
-                pass
-        else:
-            self._settle()
+        if not job.done:
+            self._cancel([job], wait, error)
 
-    def step(self) -> None:
-        """Compute one planned step and hand its results out. An error of a request is kept for who waits for it."""
+    def step(self, within: float | None = None, alone: bool = True) -> bool:
+        """Compute one planned step and hand its results out; False if there was nothing to do. An error of a request is
+        kept for who waits for it.
+
+        within: seconds that it should take at most, where the scheduler can choose;  alone: nobody waits for its end.
+        """
         with self._turn():
-            self._step()
+            return self._step(alone)
 
     def close(self) -> None:
         """Cancel all requests, whoever waits for them, and take no more."""
+        driver = self.driver
         with self._turn():
-            self._closed = True
-            self._leaving.extend(self._jobs.values())
-            self._end_leaving()
+            self._jobs.close(None if driver is None else ForwardpassError(
+                "the model was closed before the answer was whole; load it again to use it"))
             self.prefixes.clear()
+        if driver is not None:
+            driver.detach(self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything that was asked of it has not ended."""
+        return bool(self._jobs)
+
+    @property
+    def deadline(self) -> float:
+        """The next one of what was asked of it, in seconds of perf_counter()."""
+        return self._jobs.deadline
+
+    @property
+    def answering(self) -> bool:
+        """Whether somebody is in the middle of an answer."""
+        return any(len(one.tokens) > one.prompt for one in self.scheduler.running)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End all requests with an error."""
+        with self._turn():
+            for job in self._jobs:
+                self._jobs.fail(job, error)
 
     def _admit(self, job: Job) -> None:
-        with self._turn():
-            if self._closed:
-                raise ParameterError("the model is closed; load it again to use it")
-            self._jobs[id(job)] = job
-            job.start(self.scheduler)
+        driver = self.driver
+        if self._turns.mine or (driver is not None and driver.mine):
+            raise ForwardpassError(INSIDE)
+        self._jobs.enter(self, job)
+        if driver is not None:
+            driver.wake()
+            return
+        try:
+            with self._turn():  # it starts
+                pass
+        except BaseException:
+            self.cancel(job, wait=False)
+            raise
+        if job.error is not None:
+            raise job.error
+
+    def _cancel(self, jobs: Sequence[Job], wait: bool = True, error: BaseException | None = None) -> None:
+        for job in jobs:
+            self._jobs.leave(job, error)
+        if jobs and wait and not self._turns.mine:
+            with self._turn():
+                pass
+        elif jobs and self.driver is not None:
+            self.driver.wake()
+        else:
+            self._settle()
+
+    @contextmanager
+    def _waiting(self, listened: Sequence[list]) -> Iterator[Callable[[], bool]]:
+        """Gives a function that waits until listeners in any of these lists are called, or for a moment; False if there
+        is no driver any more."""
+        driver = self.driver
+        if driver is not None and driver.mine:
+            raise ForwardpassError(INSIDE)
+        event = threading.Event()
+        for listeners in listened:
+            listeners.append(event.set)
+
+        def wait() -> bool:
+            if not event.wait(HEARTBEAT_S) and self.driver is not None:
+                self.driver.wake()
+            event.clear()
+            return self.driver is not None
+
+        try:
+            yield wait
+        finally:
+            for listeners in listened:
+                listeners.remove(event.set)
 
     def _behind(self, given: list[tuple[np.ndarray, np.ndarray | None]], read: Read, begin: int) -> CausalTexts:
         """The decoder's reading of texts that are its sources at the same time."""
@@ -240,47 +316,45 @@ class Engine:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Alone in the engine. Those who left meanwhile are shown out before and after."""
+        """Alone in the engine. Those who came or left meanwhile are seen to before and after."""
         try:
             with self._turns:
-                self._end_leaving()
+                self._jobs.settle()
                 try:
                     yield
                 finally:
-                    self._end_leaving()
+                    self._jobs.settle()
+                    self._jobs.tell()
         finally:
             self._settle()
 
     def _settle(self) -> None:
         """Show out who is leaving, unless somebody is inside: they do it before and after."""
-        while self._leaving and self._turns.enter_if_free():
+        while self._jobs.leaving and self._turns.enter_if_free():
             try:
-                self._end_leaving()
+                self._jobs.settle()
+                self._jobs.tell()
             finally:
                 self._turns.leave()
 
-    def _end_leaving(self) -> None:
-        while self._leaving:
-            job = self._leaving.popleft()
-            if not job.done:
-                job.cancel()
-            self._jobs.pop(id(job), None)
-
-    def _step(self) -> None:
+    def _step(self, alone: bool = True) -> bool:
         plan = self.scheduler.plan()
         if not plan.work and not plan.texts:
-            return
+            return False
         jobs = {id(one): one for one in [work.sequence.owner for work in plan.work]}
         if plan.texts:
             jobs |= {id(text.owner): text.owner for text in plan.texts if text.owner}
-        ahead = self._computing.steps_ahead(plan, self.scheduler, self.run_ahead_s)
+        alone = alone and not self._jobs.coming
+        ahead = 1 if not alone else self._computing.steps_ahead(plan, self.scheduler, self.run_ahead_s)
         try:
             results, seconds = (self._computing.ahead(plan.work, ahead) if ahead > 1 else
                                 self._computing.step(plan, self.scheduler))
         except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
+            if self.driver is not None:
+                logged("a step failed", error)
             for job in jobs.values():
-                self._fail(job, error)
-            return
+                self._jobs.fail(job, error)
+            return True
         if self.noted is not None:
             self.noted += self.last
         start = perf_counter()
@@ -296,7 +370,9 @@ class Engine:
             for stage, time in seconds.items():
                 job.seconds[stage] += time
             if job.done:
-                self._jobs.pop(id(job), None)
+                self._jobs.end(job)
+        self._jobs.tell(jobs.values())
+        return True
 
     def _hand_out(self, results: Results) -> None:
         for job, give, result in results:
@@ -305,11 +381,13 @@ class Engine:
             try:
                 give(*result)
             except Exception as error:
-                self._fail(job, error)
-            except BaseException:
+                self._jobs.fail(job, error)
+            except BaseException as error:
                 # Which half of a result was noted is unknown. Later ones of the plan are simply planned again.
-                self._fail(job, ForwardpassError(INTERRUPTED))
-                raise
+                self._jobs.fail(job, ForwardpassError(INTERRUPTED))
+                if self.driver is None:
+                    raise
+                logged("interrupted while results were handed out", error)  # by what was called: nobody else is here
 
     def _gathered(self, jobs: list[Job]) -> Results:
         """What follows once all that a step computed of these jobs has been taken, as results of theirs."""
@@ -319,13 +397,17 @@ class Engine:
             steps = advance_beams(ready, self.network.backend.pool) if ready else []
         except BaseException:
             for request in ready:
-                self._fail(request, ForwardpassError(INTERRUPTED))
+                self._jobs.fail(request, ForwardpassError(INTERRUPTED))
             raise
         return steps + [(job, job.step_done, ()) for job in jobs if job not in searches]
 
-    def _fail(self, job: Job, error: BaseException) -> None:
-        job.fail(error)
-        self._jobs.pop(id(job), None)
+
+def _unfinished(jobs: Sequence[Job]) -> list[Job]:
+    """Those that have not ended; raises the first error among them."""
+    for job in jobs:
+        if job.error is not None:
+            raise job.error
+    return [job for job in jobs if not job.done]
 
 
 def _memory(network, blocks: int) -> tuple[list, int]:

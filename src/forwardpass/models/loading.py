@@ -48,6 +48,10 @@ class Arena:
     region: native.Region
     vectors: dict[str, np.ndarray]
 
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + sum(one.nbytes for one in self.vectors.values())
+
     def weights(self) -> Weights:
         matrices = {}
         for place in self.places:

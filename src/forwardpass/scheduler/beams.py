@@ -84,6 +84,7 @@ class BeamRequest(Request):
             for i, token in enumerate(best.token_ids):
                 known = None if best.logprobs is None else (best.logprobs[i], tops[i])
                 self.pieces.append((choice.index, choice.append(token, known=known)))
+                self.generated += 1
                 if choice.finish_reason is not None:
                     break
             choice.finish("length")

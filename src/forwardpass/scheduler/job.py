@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from forwardpass.scheduler.limits import TokensInFlight
 from forwardpass.scheduler.scheduler import Scheduler, Sequence
+from forwardpass.scheduler.terms import Terms
 
 STAGES = ("preprocess", "embed", "decode", "project", "postprocess")
+
+Listener = Callable[[], "Callable[[], object] | None"]
+"""Called by the thread that steps the engine. What it returns is called once at the end of the step, however many
+listeners return the same."""
 
 
 class Job:
@@ -18,15 +25,28 @@ class Job:
 
     started: when whoever asks began with it; None = now.
     gathers: more is to be done once all that a step computed of it has been taken: step_done, or a step of its search.
+
+    engine, terms: who computes it and on what terms, known once it was admitted;  account: what its tokens came from.
+    on_news, on_end: called after each step that brought news of it, its end among them, and after its end alone.
+    tokens: that it may come to, what is read and what is generated;  read, generated: how many of them there are yet.
     """
 
     gathers = False
+    engine: Any = None
+    terms: Terms = Terms()
+    account: TokensInFlight | None = None
+    scheduler: Scheduler | None = None
+    tokens = 0
+    read = 0
+    generated = 0
 
     def __init__(self, sequences: list[Sequence], started: float | None = None):
         now = perf_counter()
         self.started = now if started is None else started
         self.ended: float | None = None
         self.error: BaseException | None = None
+        self.on_news: list[Listener] = []
+        self.on_end: list[Listener] = []
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.seconds["preprocess"] = now - self.started
         self.sequences = sequences
@@ -36,6 +56,11 @@ class Job:
     @property
     def done(self) -> bool:
         return self.ended is not None
+
+    @property
+    def news(self) -> bool:
+        """Whether there is something to tell whoever waits for it."""
+        return self.done
 
     def start(self, scheduler: Scheduler) -> None:
         """Queue what there is to compute."""
@@ -65,7 +90,7 @@ class Job:
 
     def end(self) -> None:
         """Free what it holds. What was computed may serve others, unless there was an error."""
-        for sequence in self.sequences:
+        for sequence in self.sequences if self.scheduler else ():  # None: it never got that far
             if sequence.owner is not None:
                 self.scheduler.finish(sequence, keep=self.error is None)
         self.ended = perf_counter()

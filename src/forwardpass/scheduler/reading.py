@@ -62,6 +62,7 @@ class Reading(Job):
     def __init__(self, texts: list[tuple[np.ndarray, np.ndarray | None]], read: Read):
         super().__init__([])
         self.results: list[Any] = [None] * len(texts)
+        self.tokens = sum(ids.size for ids, _ in texts)
         self._texts = texts
         self._read = read
         self._left = len(texts)
@@ -78,6 +79,7 @@ class Reading(Job):
                                  f"returned {len(results)} results")
         for i, result in zip(finished, results, strict=True):
             self.results[i] = result
+            self.read += self._texts[i][0].size
         self._left -= len(finished)
         if not self._left:
             self.end()
@@ -98,7 +100,8 @@ class WholeTexts(Reading):
         self._finished[text.index] = values, begin, end
 
     def end(self) -> None:
-        self.scheduler.drop_texts(self._queue)
+        if self.scheduler is not None:
+            self.scheduler.drop_texts(self._queue)
         super().end()
 
 
@@ -154,6 +157,7 @@ class TextRows(Job):
 
     def __init__(self, ids: list[int], source: Text | None, consume: Callable[[int, np.ndarray], None]):
         super().__init__([Computed(list(ids), source=source, rows=True)])
+        self.tokens = len(ids) + (0 if source is None else len(source))
         self._consume = consume
         self._given = 0
 
@@ -163,4 +167,5 @@ class TextRows(Job):
             self._consume(self._given, values[begin + again : end])
             self._given = sequence.computed
         if not sequence.behind:
+            self.read = self.tokens
             self.end()

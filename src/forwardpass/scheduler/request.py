@@ -28,6 +28,17 @@ class Request(Job):
         self.choices = choices
         self.pieces: deque[tuple[int, Piece]] = deque()
         self.first_token: float | None = None
+        params = choices[0].params
+        self._given = len(prompt_ids if source is None else source)
+        self.tokens = self._given + max(len(choices), params.num_beams) * params.max_new_tokens
+
+    @property
+    def news(self) -> bool:
+        return self.done or bool(self.pieces)
+
+    @property
+    def read(self) -> int:
+        return 0 if self.first_token is None else self._given
 
     def timings(self) -> dict[str, float]:
         """Seconds: first_token and total since the request came, and the stages' shares of the steps it was in."""
@@ -80,6 +91,7 @@ class Request(Job):
         if self.first_token is None:
             self.first_token = perf_counter()
         self.pieces.append((sequence.index, piece))
+        self.generated += 1
         sequence.tokens.append(piece.token_id)
         if self.choices[sequence.index].finish_reason is not None:
             self.scheduler.finish(sequence, keep=True)

@@ -6,6 +6,9 @@ import threading
 
 from forwardpass.errors import ForwardpassError
 
+INSIDE = ("the model is in the middle of a step and cannot be used from inside it; do this outside of "
+          "logits_processors, or load the model a second time")
+
 
 class Turns:
     """A lock, as a context manager, that is handed round fairly.
@@ -37,8 +40,7 @@ class Turns:
 
     def __enter__(self) -> None:
         if self.mine:
-            raise ForwardpassError("the model is in the middle of a step and cannot be used from inside it; do this "
-                                   "outside of logits_processors, or load the model a second time")
+            raise ForwardpassError(INSIDE)
         with self._gate:  # held while waiting: who leaves and comes straight back waits here
             self._lock.acquire()
         self._owner = threading.get_ident()

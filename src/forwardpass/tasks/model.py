@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from forwardpass import config
+from forwardpass.backends.native import NativeBackend
 from forwardpass.contracts import Completion, Hidden, Score
 from forwardpass.decoding import params as decoding_params
 from forwardpass.decoding.params import SamplingParams
@@ -54,18 +55,24 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
 
     Raises ModelFileError, UnsupportedModelError, ParameterError or FetchError; nothing stays behind.
     """
+    if device != "cpu":
+        raise ParameterError(f'device must be "cpu", not {device!r}')
+    return Model(open_named(model, dtype, kv_dtype, lambda: NativeBackend(thread_count(threads)), progress))
+
+
+def open_named(model: str | os.PathLike[str], dtype: str, kv_dtype: str, backend: Callable[[], NativeBackend],
+           progress=None) -> Opened:
+    """A model in memory. The arguments are those of load(); backend: called once they are known to be right."""
     from forwardpass import catalog
 
     check_dtype("dtype", dtype, DTYPES)
     check_dtype("kv_dtype", kv_dtype, KV_DTYPES)
-    if device != "cpu":
-        raise ParameterError(f'device must be "cpu", not {device!r}')
     path = catalog.resolve(model, progress)
     packing = None if progress is None else lambda done, total: progress("packing", done, total)
     collecting = gc.isenabled()
     gc.disable()  # a vocabulary is a hundred thousand strings and no garbage: looking for some takes a third of a load
     try:
-        return Model(open_model(Path(path), dtype, kv_dtype, thread_count(threads), packing))
+        return open_model(Path(path), dtype, kv_dtype, backend(), packing)
     finally:
         if collecting:
             gc.enable()
@@ -91,7 +98,8 @@ class Model(Reading, Answering):
     generation: what its files say of generation.
     """
 
-    def __init__(self, opened: Opened):
+    def __init__(self, opened: Opened, kv_bytes: int | None = None):
+        """kv_bytes: what its KV cache may grow to; None = half of the memory that is free."""
         self.path = opened.path
         self.spec = opened.network.spec
         self.tokenizer = opened.tokenizer
@@ -107,7 +115,8 @@ class Model(Reading, Answering):
         self.generation = opened.generation
         self.tasks = abilities(self.spec, self.settings, self.tokenizer, self.generation)
         self.told: set[str] = set()  # what the user has been warned of once and for all
-        self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, _kv_blocks(opened.network))
+        self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer,
+                                              _kv_blocks(opened.network, kv_bytes))
         for sentence in opened.warnings:
             warnings.warn(sentence, stacklevel=3)
 
@@ -394,7 +403,11 @@ def _no_source(source_ids: Sequence[int] | None) -> None:
                              "them out")
 
 
-def _kv_blocks(network) -> int:
-    """Blocks of all layers that fit into half of the memory that is free now. Only those in use take memory."""
+def _kv_blocks(network, kv_bytes: int | None) -> int:
+    """Blocks of all layers that fit into so many bytes, or into half of the memory that is free now. Only those in use
+    take memory."""
     each = sum(network.block_bytes())
-    return max(1, int(config.available_memory() * KV_SHARE) // each) if each else 0  # an encoder caches nothing
+    if not each:
+        return 0  # an encoder caches nothing
+    size = int(config.available_memory() * KV_SHARE) if kv_bytes is None else kv_bytes
+    return max(1, size // each)

@@ -45,7 +45,7 @@ class Opened:
     """A model in memory. dtype: as asked for, or as a packed model was packed;  warnings: sentences for the user.
 
     stored: target -> bytes of that tensor, in the checkpoint's own format unless another dtype was asked for;
-    arithmetic: "int8", "bfloat16" or "float32", what most weights are multiplied in;
+    arithmetic: "int8", "bfloat16" or "float32", what most weights are multiplied in;  weights_bytes: in memory;
     settings: how it makes vectors and what its labels are called;  dense: its dense layers behind the pooling.
     """
 
@@ -60,6 +60,11 @@ class Opened:
     warnings: tuple[str, ...]
     settings: TaskSettings
     dense: tuple[Dense, ...]
+    weights_bytes: int
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.network.spec
 
 
 def open_source(path: Path) -> tuple[Source, HfConfig | None]:
@@ -118,9 +123,8 @@ def _tokenizer(path: Path, source: Source, cache: Path, key: str) -> Tokenizer |
     return tokenizer
 
 
-def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
+def open_model(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
                progress: Callable[[int, int], None] | None = None) -> Opened:
-    backend = NativeBackend(threads)
     if packed_file.is_packed(path):
         return _open_packed(path, dtype, kv_dtype, backend, progress)
     source, settings = open_source(path)
@@ -140,7 +144,8 @@ def open_model(path: Path, dtype: str, kv_dtype: str, threads: int,
     generation = settings.generation if settings else {}
     facts = _facts(checkpoint.spec, tokenizer, settings.eos_token_ids if settings else (), generation)
     return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
-                  _arithmetic(weights), checkpoint.warnings, task_settings, _dense(backend, task_settings, arrays))
+                  _arithmetic(weights), checkpoint.warnings, task_settings, _dense(backend, task_settings, arrays),
+                  arena.nbytes)
 
 
 def stored_bytes(checkpoint: registry.Checkpoint, arena: Arena, dtype: str) -> dict[str, int]:
@@ -163,7 +168,7 @@ def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     facts = _facts(model.spec, tokenizer, model.eos_token_ids, model.generation)
     arithmetic = _arithmetic(weights)
     return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, (),
-                  model.settings, _dense(backend, model.settings, arena.vectors))
+                  model.settings, _dense(backend, model.settings, arena.vectors), arena.nbytes)
 
 
 def _arithmetic(weights: Weights) -> str:
