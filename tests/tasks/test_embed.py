@@ -262,6 +262,48 @@ def test_split_and_pooled(model, torch_model):
         model.embed("w1", overlap=18)
 
 
+# ---- token ids
+
+
+def test_token_ids_are_read_as_they_are(model, torch_model):
+    ids = [ids_of(text)[0] for text in TEXTS[:2]]
+    for texts in (ids, tuple(map(tuple, ids)), [np.array(one, np.int64) for one in ids]):
+        assert np.array_equal(model.embed(texts), model.embed(TEXTS[:2]))
+    bare = [7, 9, 11]  # no special tokens are put around them
+    assert close(model.embed(bare), unit(torch_hidden(torch_model, bare).mean(0))[None])
+    assert np.array_equal(model.embed(bare), model.embed([bare]))
+    assert np.array_equal(model.embed(np.array(bare)), model.embed([bare]))
+
+
+def test_a_default_prompt_is_not_for_token_ids(folder):
+    files = sentence_files(default_prompt_name="query")
+    files["1_Pooling/config.json"]["include_prompt"] = False
+    with load(folder(files=files)) as model:
+        assert np.array_equal(model.embed([2, 5, 6, 3]), model.embed("w1 w2", prompt=""))
+
+
+def test_token_ids_that_are_too_many(model):
+    whole = ids_of(some_words(30))[0]
+    for side in ("right", "left"):
+        with pytest.warns(UserWarning, match=f"longer than 20 tokens: cut on the {side}, 12 tokens") as told:
+            found = model.embed(whole, truncation=side)
+        assert told[0].filename == __file__
+        assert np.array_equal(found, model.embed(some_words(30), truncation=side))  # around it stays what was around it
+    bare = whole[1:-1]
+    assert np.array_equal(model.embed(bare, max_length=8), model.embed(bare[:8]))
+    with pytest.raises(ContextLengthError, match="text 1 has 32 tokens, the limit is 20"):
+        model.embed([bare[:3], whole], truncation="error")
+
+
+@pytest.mark.parametrize(("ids", "change", "words_in_it"), [
+    ([[2, 3], [2, 46]], {}, r"text 1: token 1 .* 46; expected an id from 0 to 45"), ([2, -1], {}, "token 1 .* -1"),
+    ([2, 2**63], {}, "token 1 "), ([2, 3], {"prompt": "query"}, "prompt is for texts"),
+    ([2, 3], {"overlap": 2}, "overlap is for texts")])
+def test_wrong_token_ids(model, ids, change, words_in_it):
+    with pytest.raises(ParameterError, match=words_in_it):
+        model.embed(ids, **change)
+
+
 # ---- prompts
 
 
@@ -373,7 +415,9 @@ def test_arrays_of_texts(model):
 @pytest.mark.parametrize(("texts", "words_in_it"), [
     ([], "empty list"), (None, "NoneType"), (3, "int"), (b"ab", "bytes"), ({"a": 1}, "dict"), (["w1", 2], "int at 1"),
     ([["w1", "w2"]], "list at 0"), (["w1", None], "NoneType at 1"), (iter(["a"]), "iterator"),
-    (np.array("w1"), "ndarray"), (np.array([1, 2]), "int64 at 0"), (["w1", "w2 \ud800"], "text 1.*surrogate")])
+    (np.array("w1"), "ndarray"), (np.array([1.0, 2.0]), "float64 at 0"),
+    ([[2, 3], "w1"], "list at 0"), ([2, "w1"], "int at 0"), ([[2], []], "list at 0"), ([[]], "list at 0"),
+    ([True], "bool at 0"), (["w1", "w2 \ud800"], "text 1.*surrogate")])
 def test_texts_of_a_wrong_kind(model, texts, words_in_it):
     with pytest.raises(ParameterError, match=words_in_it):
         model.embed(texts)

@@ -145,12 +145,16 @@ def _part(encoding: Encoding | None, ids: list[int], types: list[int] | None, ke
     return EncodedText([ids[i] for i in kept], types and [types[i] for i in kept], cut, encoding, kept)
 
 
+def too_long(number: int, tokens: int, limit: Limit) -> ContextLengthError:
+    return ContextLengthError(f"text {number} has {tokens} tokens, the limit is {limit.tokens}; shorten it, or let it "
+                              "be cut with truncation='right'")
+
+
 def _kept(encoding: Encoding, limit: Limit, number: int, keep: int) -> list[int]:
     """Which tokens of an encoding stay."""
     first, second, fixed = _content(encoding, number, keep)
     if limit.truncation == "error":
-        raise ContextLengthError(f"text {number} has {len(encoding)} tokens, the limit is {limit.tokens}; shorten it, "
-                                 "or let it be cut with truncation='right'")
+        raise too_long(number, len(encoding), limit)
     rooms = _rooms(len(first), len(second), limit.tokens - len(fixed), limit.pairs if second else "only_first")
     if min(rooms) < 0:
         whole = {"only_first": second, "only_second": first}.get(limit.pairs, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
@@ -13,6 +12,7 @@ from forwardpass.models.hf_generation import NamedTask, named_tasks
 from forwardpass.stages.preprocess import truncate
 from forwardpass.tasks.abilities import require
 from forwardpass.tasks.languages import direction
+from forwardpass.tasks.notices import notice
 from forwardpass.tasks.texts import checked_texts
 from forwardpass.tasks.translate import Translation, elapsed
 
@@ -62,7 +62,7 @@ class Answering:
         missing = [thing for one in done if one.choice_index == 0 for thing in one.lost]
         if missing:
             more = "" if len(missing) <= SHOWN else f" and {len(missing) - SHOWN} more"
-            warnings.warn(f"not found in the translation: {', '.join(missing[:SHOWN])}{more}", stacklevel=2)
+            notice(f"not found in the translation: {', '.join(missing[:SHOWN])}{more}", 2)
         return done[0] if isinstance(texts, str) and len(done) == 1 else done
 
     def summarize(self, texts: str | Sequence[str], *, truncation: str = "right", **params: Any
@@ -109,7 +109,7 @@ class Answering:
         if truncation == "error":
             raise ContextLengthError(f"the text has {len(ids)} tokens; the model reads {limit}: shorten it, or have it "
                                      "cut with truncation='right'")
-        warnings.warn(f"a text of {len(ids)} tokens was cut to the {limit} that the model reads", stacklevel=4)
+        notice(f"a text of {len(ids)} tokens was cut to the {limit} that the model reads", 4)
         opening = len(tokenizer.encode(prefix, add_special_tokens=True, parse_special=False)) - len(
             tokenizer.suffix_ids) if prefix else len(tokenizer.prefix_ids)
         return truncate(ids, limit, side=truncation, opening=min(opening, limit), closing=len(tokenizer.suffix_ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -16,9 +15,11 @@ from forwardpass.models.task_settings import NORMALIZE, POOLING_NAMES, POOLINGS
 from forwardpass.stages.pooling import as_bits, as_int8, normalized, pool
 from forwardpass.stages.texts import split_texts
 from forwardpass.tasks.dense import products
+from forwardpass.tasks.notices import notice
 from forwardpass.tasks.texts import (
-    checked_texts,
+    checked_inputs,
     encoded,
+    encoded_ids,
     finite,
     flag,
     has_types,
@@ -37,7 +38,8 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
           dimensions: int | None, output: str, truncation: str | None, max_length: int | None, overlap: int | None
           ) -> tuple[np.ndarray, int]:
     """(vectors, tokens that the model read). See Model.embed."""
-    texts = checked_texts(texts)
+    texts = checked_inputs(texts, reader(model.spec).vocab_size)
+    written = isinstance(texts[0], str)
     settings = model.settings
     if output not in OUTPUTS:
         raise ParameterError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
@@ -54,10 +56,13 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
             raise ParameterError(f"pooling {pooling!r} gives vectors of {inner_width} numbers; the model's dense layer "
                                  f"takes {settings.dense[0].inputs}: leave pooling out")
     wanted = width if dimensions is None else whole_number("dimensions", dimensions, 1, width)
-    before = _prompt(settings, prompt)
+    if not written and (prompt or overlap is not None):
+        raise ParameterError(f"{'prompt' if prompt else 'overlap'} is for texts; token ids are read as they are: leave "
+                             "it out, or pass texts")
+    before = _prompt(settings, prompt) if written else ""
     prompted = _prompt_tokens(model.tokenizer, _prepared(settings, before)) if before else 0
     skip = 0 if settings.include_prompt else prompted
-    ready = [_prepared(settings, before + text) for text in texts]
+    ready = [_prepared(settings, before + text) for text in texts] if written else texts
 
     def vectors(hidden: Hidden) -> np.ndarray:
         out, layers = pool(hidden, how, skip), iter(model.dense)
@@ -67,7 +72,8 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
 
     limit = limit_for(model, max_length, truncation)
     if overlap is None:
-        parts, owners = encoded(model, ready, limit, keep=prompted), None
+        parts = encoded(model, ready, limit, keep=prompted) if written else encoded_ids(model, ready, limit)
+        owners = None
     else:
         if truncation is not None:
             raise ParameterError("overlap splits what is too long, truncation cuts it: give one of them")
@@ -126,10 +132,8 @@ def _pooling(model, pooling: str | Sequence[str] | None) -> tuple[str, ...]:
     if model.settings.pooling:
         return model.settings.pooling
     default = "last" if model.spec.causal and not model.spec.encoder else "mean"
-    if "pooling" not in model.told:
-        model.told.add("pooling")
-        warnings.warn(f"{model.path} does not say how its vectors are made (it has no 1_Pooling/config.json): taking "
-                      f"pooling={default!r}", stacklevel=4)
+    notice(f"{model.path.name} does not say how its vectors are made (it has no 1_Pooling/config.json): taking "
+           f"pooling={default!r}", 4, told=model.told, name="pooling")
     return (default,)
 
 

@@ -29,6 +29,7 @@ from forwardpass.tasks.abilities import abilities, require
 from forwardpass.tasks.answering import Answering
 from forwardpass.tasks.chat import fitting_ids
 from forwardpass.tasks.complete import completing
+from forwardpass.tasks.notices import notice
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.reading import Reading
 from forwardpass.tasks.stream import Stream
@@ -161,7 +162,7 @@ class Model(Reading, Answering):
         wanted = max(least, min(chosen.max_new_tokens, context // 4))
         ids, dropped = fitting_ids(self._tokenizer("chat"), messages, context, least, wanted, on_overflow)
         if dropped:
-            warnings.warn(f"the conversation no longer fits: its {dropped} oldest messages were dropped", stacklevel=2)
+            notice(f"the conversation no longer fits: its {dropped} oldest messages were dropped", 2)
         return self._answer(ids, chosen, params, started, stream)
 
     def complete(self, prefix: str, suffix: str | None = None, *, stream: bool = False,

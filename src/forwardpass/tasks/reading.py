@@ -11,6 +11,7 @@ from forwardpass.tasks import classify, embed, fill_mask, tag
 from forwardpass.tasks.abilities import require
 
 Pairs = Sequence[str | tuple[str, str]]
+Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class Reading:
@@ -27,11 +28,12 @@ class Reading:
     task, ParameterError for arguments that make no sense and ContextLengthError for texts that don't fit.
     """
 
-    def embed(self, texts: str | Sequence[str], *, pooling: str | Sequence[str] | None = None,
-              normalize: bool | None = None, prompt: str | None = None, dimensions: int | None = None,
+    def embed(self, texts: Texts, *, pooling: str | Sequence[str] | None = None, normalize: bool | None = None,
+              prompt: str | None = None, dimensions: int | None = None,
               output: str = "float32", truncation: str | None = None, max_length: int | None = None,
               overlap: int | None = None) -> np.ndarray:
-        """Vectors float32 [texts, d]; a single text gives [1, d].
+        """Vectors float32 [texts, d]; a single text gives [1, d]. Texts may be token ids, which are read as they are:
+        no tokens and no prompt are put before them.
 
         pooling: "mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean", or several side by side. Default: as the
             model's files say; without any, "mean", for causal models "last", with a warning.

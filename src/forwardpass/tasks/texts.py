@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from forwardpass.errors import ForwardpassError, ParameterError
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.task_settings import TaskSettings
 from forwardpass.stages import project
-from forwardpass.stages.texts import EncodedText, Limit, encode_texts
+from forwardpass.stages.preprocess import check_ids, truncate
+from forwardpass.stages.texts import EncodedText, Limit, encode_texts, too_long
+from forwardpass.tasks.notices import notice
 
 Pair = tuple[str, str]
 
@@ -26,6 +28,29 @@ def checked_texts(texts: Any, name: str = "texts") -> list[str]:
         if not isinstance(one, str):
             raise ParameterError(f"{name}: expected texts, found {type(one).__name__} at {number}")
     return list(texts)
+
+
+def checked_inputs(texts: Any, vocab_size: int) -> list[str] | list[list[int]]:
+    """The same where token ids are understood, too: all are texts, or all are lists of ids of the vocabulary. A single
+    list of ids is a list of one."""
+    if isinstance(texts, str):
+        return [texts]
+    kinds = {_kind(one) for one in _listed(texts, "texts")}
+    if kinds == {"ids"}:
+        found = []
+        for number, ids in enumerate(texts):
+            try:
+                found.append(check_ids(ids, vocab_size))
+            except ParameterError as error:
+                raise ParameterError(f"text {number}: {error}") from None
+        return found
+    return [check_ids(texts, vocab_size)] if kinds == {"id"} else checked_texts(texts)
+
+
+def _kind(one: Any) -> str:
+    if isinstance(one, Integral) and not isinstance(one, (bool, np.bool_)):
+        return "id"
+    return "ids" if isinstance(one, (list, tuple, np.ndarray)) and len(one) and _kind(one[0]) == "id" else "other"
 
 
 def checked_pairs(texts: Any) -> list[str | Pair]:
@@ -92,7 +117,7 @@ def longest_text(spec: ModelSpec, settings: TaskSettings, tokenizer) -> int:
 
 def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool = False, keep: int = 0
             ) -> list[EncodedText]:
-    """Texts as the model reads them. Warns where some were cut. keep: leading tokens that never are."""
+    """Texts as the model reads them. Tells where some were cut. keep: leading tokens that never are."""
     found = encode_texts(model.tokenizer, texts, limit, types=has_types(model.spec), offsets=offsets, keep=keep)
     paired = any(isinstance(text, tuple) for text in texts)
     part = {"only_first": " of the first text", "only_second": " of the second text"}.get(limit.pairs, "")
@@ -100,14 +125,32 @@ def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool =
     return found
 
 
+def encoded_ids(model, texts: Sequence[list[int]], limit: Limit) -> list[EncodedText]:
+    """Texts that are token ids already, checked. What is too long is cut as if it had been text: the tokens that the
+    tokenizer puts around one stay where they are."""
+    found = []
+    for number, ids in enumerate(texts):
+        cut = len(ids) - limit.tokens
+        if cut > 0:
+            if limit.truncation == "error":
+                raise too_long(number, len(ids), limit)
+            opening, closing = list(model.tokenizer.prefix_ids), list(model.tokenizer.suffix_ids)
+            around = [len(some) if some and given == some else 0 for some, given in (
+                (opening, ids[: len(opening)]), (closing, ids[len(ids) - len(closing) :]))]
+            ids = truncate(ids, limit.tokens, side=limit.truncation, opening=around[0], closing=around[1])
+        found.append(EncodedText(ids, None, max(cut, 0), None))
+    report_cut(found, limit, stacklevel=5)
+    return found
+
+
 def report_cut(texts: Sequence[EncodedText], limit: Limit, part: str = "", stacklevel: int = 4) -> None:
-    """Warn where texts were cut. part: what of them;  stacklevel: 4 where a task calls this that a method of the model
+    """Tell where texts were cut. part: what of them;  stacklevel: 4 where a task calls this that a method of the model
     calls, so that the line warned of is the user's."""
     cut = [one.cut for one in texts if one.cut]
     if cut:
         whole = "the text is" if len(texts) == 1 else f"{len(cut)} of {len(texts)} texts are"
-        warnings.warn(f"{whole} longer than {limit.tokens} tokens: cut on the {limit.truncation}{part}, {sum(cut)} "
-                      "tokens left out; max_length and truncation say what is done", stacklevel=stacklevel)
+        notice(f"{whole} longer than {limit.tokens} tokens: cut on the {limit.truncation}{part}, {sum(cut)} "
+               "tokens left out; max_length and truncation say what is done", stacklevel)
 
 
 def has_types(spec: ModelSpec) -> bool:
