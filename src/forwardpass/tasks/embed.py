@@ -147,8 +147,8 @@ def _prompt(settings, prompt: str | None) -> str:
         return settings.prompts[prompt]
     if _NAME.fullmatch(prompt):
         known = f"has the prompts {', '.join(settings.prompts)}" if settings.prompts else "has no prompts"
-        raise ParameterError(f"there is no prompt {prompt!r}: the model {known}; a text to put before each text ends "
-                             "with a blank or a colon")
+        raise ParameterError(f"prompt: there is no prompt {prompt!r}: the model {known}; a text to put before each "
+                             "text ends with a blank or a colon")
     return prompt
 
 

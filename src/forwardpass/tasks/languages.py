@@ -78,7 +78,7 @@ def direction(tokenizer, generation: Mapping[str, Any], source: str | None, targ
     fits = [pair for pair in known if pair[0] in sources and pair[1] in targets]
     if not fits:
         asked = f"to {target!r}" if source is None else f"from {source!r} to {target!r}"
-        raise ParameterError(f"this model knows no translation {asked}; it translates {listed}")
+        raise ParameterError(f"target: this model knows no translation {asked}; it translates {listed}")
     task = named_tasks(generation)[known[fits[0]]]
     return Direction(task.prefix, settings=task.settings, spaced=_spaced(fits[0][1]))
 

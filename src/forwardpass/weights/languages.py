@@ -42,17 +42,18 @@ class Languages:
         """How the model calls its languages."""
         return tuple(self.tokens) or tuple(dict.fromkeys(one for one in (self.source, self.target) if one))
 
-    def find(self, language: str, among: Sequence[str] | None = None) -> str:
+    def find(self, language: str, among: Sequence[str] | None = None, side: str = "") -> str:
         """The model's code of a language given by that code, another one or its English name, in any case.
 
         "de", "deu", "German" and "de-AT" all find deu_Latn or de_DE. Where a language is written in several ways the
-        script may be said ("zho_Hant", "zh-Hant"), otherwise the model's first counts. among: only these of its codes.
-        Raises ParameterError, which lists what the model knows.
+        script may be said ("zho_Hant", "zh-Hant"), otherwise the model's first counts. among: only these of its codes;
+        side: "source" or "target", for errors. Raises ParameterError, which lists what the model knows.
         """
         codes = self.codes if among is None else among
         found = language_names.matching(language, codes)
         if not found:
-            raise ParameterError(f"the language {language[:40]!r} is unknown to this model; it knows {_listed(codes)}.")
+            raise ParameterError(f"{side or 'language'}: {language[:40]!r} is unknown to this model; it knows "
+                                 f"{_listed(codes)}.")
         return found[0]
 
     def source_ids(self, text_ids: Sequence[int], source: str | None = None, target: str | None = None) -> list[int]:
@@ -91,11 +92,11 @@ class Languages:
                                      f"{_listed(self.codes)}.")
             return usual
         if place:
-            return self.find(language)
+            return self.find(language, side=side)
         # Nothing can be said to the model. It is right if it is the one language that the model is made for; some are
         # for a group of them, which has a name of its own ("mul", "ROMANCE").
         one = usual is not None and language_names.name_of(usual)
-        return self.find(language, [usual]) if one else usual
+        return self.find(language, [usual], side) if one else usual
 
 
 def _listed(codes: Sequence[str]) -> str:
