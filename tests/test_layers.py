@@ -12,7 +12,7 @@ PACKAGE = Path(forwardpass.__path__[0])
 # From top to bottom; modules of one layer may import each other.
 ORDER = [
     {"__main__"},
-    {"cli", "server"},
+    {"cli", "server", "bench"},
     {"tasks"},
     {"asynchronous", "driver", "engine", "scheduler"},
     {"stages", "explain"},

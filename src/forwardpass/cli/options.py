@@ -120,6 +120,33 @@ DOCUMENTS = Argument("text", "Files or texts; - reads standard input.", many=Tru
 
 SYSTEM = Option("system", TEXT, "System message of the conversation.")
 
+LOAD = (
+    Option("api", TEXT, "What is asked for: chat, completions or embeddings.", "chat"),
+    Option("name", TEXT, "The model's name at the server (default: the first that it lists)."),
+    Option("concurrency", TEXT, "Closed loop: so many conversations at once (default 1); 1,2,4 sweeps."),
+    Option("rate", TEXT, "Open loop: so many conversations a second, whatever the server does; 1,2,4 sweeps."),
+    Option("arrivals", TEXT, "How an open loop's conversations come: poisson or constant.", "poisson"),
+    Option("requests", INT, "Conversations of each level (default: 4 times the concurrency)."),
+    Option("duration", FLOAT, "Seconds of each level instead; what has begun is awaited (open loop: 30)."),
+    Option("prompt_tokens", TEXT, "Length of prompts: N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA.", "128"),
+    Option("answer_tokens", TEXT, "Length of answers, in the same way.", "128"),
+    Option("shared_prefix", INT, "Tokens that all prompts begin with (chat: the system message).", 0),
+    Option("turns", INT, "Turns of a conversation; each has the answers before it in its prompt.", 1),
+    Option("think", FLOAT, "Seconds between an answer and the next turn.", 0.0),
+    Option("warm_up", INT, "Conversations before each level that are not counted (default 2)."),
+    *(option for option in SAMPLING if option.name in ("ignore_eos", "seed")),
+    Option("goodput", TEXTS, "ttft:MS, itl:MS, tpot:MS or e2e:MS: count what meets all targets (repeatable)."),
+    Option("extra_body", TEXT, "A JSON object of further fields for each request."),
+    Option("key_file", TEXT, "A file whose first line is the API key to send."),
+    Option("timeout", FLOAT, "Seconds after which a request counts as failed.", 600.0),
+    Option("tokenizer", TEXT, "A model whose tokenizer cuts the prompts (default: the server's /tokenize)."),
+    Option("pid", INT, "The server's process on this machine: also tell tokens for an hour of CPU time."),
+    Option("plot", TEXT, "Draw the latency-throughput curve into this file (.png)."),
+    Option("report", TEXT, "Write all figures into this file (.json)."),
+    JSON,
+    DEBUG,
+)
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "run",
@@ -332,6 +359,18 @@ COMMANDS: tuple[Command, ...] = (
             "forwardpass quantize smollm2-135m smollm2.fpk --dtype int8",
             "forwardpass quantize ./my-model my-model.fpk --dtype int4 --text book.txt",
             "forwardpass run --model my-model.fpk 'Why is the sky blue?'",
+        ),
+    ),
+    Command(
+        "bench",
+        "Put load on a server that speaks the OpenAI API, and measure its answers.",
+        LOAD,
+        Argument("what", "serve."),
+        Argument("url", "The server's address, such as http://127.0.0.1:8000."),
+        examples=(
+            "forwardpass bench serve http://127.0.0.1:8000 --concurrency 1,2,4,8,16,32 --plot curve.png",
+            "forwardpass bench serve http://127.0.0.1:8000 --rate 4 --duration 60 --goodput ttft:500 --goodput itl:100",
+            "forwardpass bench serve http://127.0.0.1:8000 --concurrency 8 --turns 4 --shared-prefix 500",
         ),
     ),
     Command(
