@@ -35,6 +35,14 @@ def install():
     module = ModuleType("forwardpass.scheduler.terms")
     module.Terms, module.TERMS = Terms, TERMS
     sys.modules["forwardpass.scheduler.terms"] = module
+    limits = ModuleType("forwardpass.scheduler.limits")
+    limits.TokensInFlight = TokensInFlight
+    sys.modules["forwardpass.scheduler.limits"] = limits
+
+
+class TokensInFlight:
+    def __init__(self, limit, above=None, name=""):
+        self.limit, self.above, self.name = limit, above, name
 
 
 class Host:

@@ -40,12 +40,13 @@ class Argument:
 
 class Command:
     """One command; the function `run` of the module of its name does it. examples: lines for its --help;  model: the
-    default of --model, None = there is none."""
+    default of --model, None = there is none;  unset: whether options that were not given are None, and not their
+    defaults, since a file may set them."""
 
-    __slots__ = ("arguments", "examples", "help", "model", "module", "name", "options")
+    __slots__ = ("arguments", "examples", "help", "model", "module", "name", "options", "unset")
 
     def __init__(self, name: str, help: str, options: tuple[Option, ...], *arguments: Argument,
-                 model: str | None = DEFAULT_MODEL, examples: tuple[str, ...] = ()):
+                 model: str | None = DEFAULT_MODEL, examples: tuple[str, ...] = (), unset: bool = False):
         self.name = name
         self.module = name.replace("-", "_")
         self.help = help
@@ -53,12 +54,15 @@ class Command:
         self.options = options
         self.model = model
         self.examples = examples
+        self.unset = unset
 
     def load(self):
         return import_module(f"{__package__}.{self.module}").run
 
     def default(self, option: Option):
-        return self.model if option is MODEL else option.default
+        if option is MODEL:
+            return self.model
+        return None if self.unset and option.kind != FLAG else option.default
 
     def defaults(self) -> dict:
         values = {option.name: self.default(option) for option in self.options}
@@ -323,6 +327,48 @@ COMMANDS: tuple[Command, ...] = (
         TEXT_WORDS,
         model=None,
         examples=("forwardpass zero-shot 'The match went to penalties.' --label sport --label politics --model ./nli",),
+    ),
+    Command(
+        "serve",
+        "Answer many users at once, through the API of OpenAI over HTTP.",
+        (
+            Option("config", TEXT, "A TOML file with these options under [server] and models under [models.NAME]; what "
+                   "is given here wins."),
+            Option("host", TEXT, "Address to listen on; 0.0.0.0 = all (default 127.0.0.1: only this machine)."),
+            Option("port", INT, "Port to listen on; 0 = any that is free (default 8000)."),
+            Option("api_key_file", TEXT, "A file with an API key a line: KEY, NAME KEY, or NAME KEY "
+                   "max_tokens_in_flight=N; KEY may be sha256: and its digest (default: no keys, everybody may ask)."),
+            Option("kv_memory", TEXT, "Memory for cached keys and values of all models, such as 2GiB (default: half of "
+                   "what is free)."),
+            Option("max_tokens_in_flight", INT, "Most tokens, prompts and what may be generated, of all requests "
+                   "together; beyond that 503 (default: no limit, they wait)."),
+            Option("max_tokens_per_key", INT, "The same for the requests of each API key; beyond that 429."),
+            Option("max_tokens_per_request", INT, "Most tokens, prompt and answers together, of one request."),
+            Option("max_requests", INT, "Most requests at a time; beyond that 503 (default 256)."),
+            Option("alias", TEXTS, "NAME=MODEL: another name for a model (repeatable)."),
+            Option("drain_timeout", FLOAT, "Seconds that running requests have to finish after SIGTERM (default 30)."),
+            Option("max_body", TEXT, "Largest body of a request (default 10MiB)."),
+            Option("read_timeout", FLOAT, "Seconds in which a request's head must arrive, and that its body may pause "
+                   "(default 30)."),
+            Option("write_timeout", FLOAT, "Seconds after which a client that reads nothing is cut off (default 60)."),
+            Option("keep_alive", FLOAT, "Seconds that a connection may be idle (default 75)."),
+            Option("log_file", TEXT, "Where a line of JSON a request is written; - is standard output (default)."),
+            Option("log_prompts", TRISTATE, "Write what requests say into the log, too."),
+            Option("cors_origin", TEXTS, "Let pages of this origin use the server, such as https://chat.example.org "
+                   "(repeatable; default: none)."),
+            DTYPE,
+            KV_DTYPE,
+            THREADS,
+            DEBUG,
+        ),
+        Argument("model", "Models, each perhaps with a name for requests before it: NAME=MODEL.", many=True),
+        model=None,
+        examples=(
+            "forwardpass serve smollm2-135m",
+            "forwardpass serve chat=smollm2-135m search=minilm-l6 --alias gpt-4o-mini=chat --kv-memory 2GiB",
+            "forwardpass serve --config server.toml --api-key-file keys.txt --host 0.0.0.0",
+        ),
+        unset=True,
     ),
     Command("models", "List the catalogue.", (JSON, DEBUG)),
     Command(

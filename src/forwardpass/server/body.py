@@ -14,35 +14,55 @@ from starlette.requests import ClientDisconnect, Request
 
 from forwardpass.server.errors import SURROGATE, ApiError, invalid_body
 
-PAUSE_S = 30.0
-"""A body of which nothing comes for so long is given up."""
 WHOLE_S = 300.0
 """The longest a body may take, however steadily it comes."""
+ROOM = 256 << 20
+"""Bytes of bodies that may be in memory at the same time, at least."""
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_body(request: Request, receive, limit: int, pause_s: float = PAUSE_S, whole_s: float = WHOLE_S) -> bytes:
-    """All bytes of a JSON body. ApiError 413, 415 or 408; starlette's ClientDisconnect if the client leaves."""
-    _check_type(request)
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
-        raise _too_large(limit)
-    body, begun = bytearray(), perf_counter()
-    while True:
-        try:
-            async with asyncio.timeout(min(pause_s, begun + whole_s - perf_counter())):
-                message = await receive()
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive in time: {len(body)} bytes came in "
-                           f"{perf_counter() - begun:.0f} s", code="request_timeout",
-                           headers={"Connection": "close"}) from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise _too_large(limit)
-        if not message.get("more_body", False):
-            return bytes(body)
+class BodyRoom:
+    """The bodies of all requests together, so that many large ones do not fill the memory: room for ROOM bytes, but at
+    least for four of the largest. limit: bytes of one body."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.left = max(ROOM, 4 * limit)
+
+    async def read(self, call, receive, whole_s: float = WHOLE_S) -> bytes:
+        """All bytes of a JSON body; they are held until give_back(call). ApiError 413, 415, 408 or 503; starlette's
+        ClientDisconnect if the client leaves."""
+        request, pause_s = call.request, call.settings.read_timeout
+        _check_type(request)
+        length = request.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self.limit:
+            raise _too_large(self.limit)
+        body, begun = bytearray(), perf_counter()
+        while True:
+            try:
+                async with asyncio.timeout(min(pause_s, begun + whole_s - perf_counter())):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the body did not arrive in time: {len(body)} bytes came in "
+                               f"{perf_counter() - begun:.1f} s", code="request_timeout",
+                               headers={"Connection": "close"}) from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk = message.get("body", b"")
+            self.left -= len(chunk)
+            call.held += len(chunk)
+            body += chunk
+            if len(body) > self.limit:
+                raise _too_large(self.limit)
+            if self.left < 0:
+                raise ApiError(503, "the bodies of the requests that are being answered fill the room for them",
+                               code="engine_overloaded", headers={"Retry-After": "1", "Connection": "close"})
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def give_back(self, call) -> None:
+        self.left += call.held
+        call.held = 0
 
 
 def _check_type(request: Request) -> None:

@@ -6,20 +6,25 @@ import asyncio
 import contextlib
 import contextvars
 import secrets
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from starlette.requests import Request
 
-from forwardpass.errors import DeadlineError
+from forwardpass.errors import DeadlineError, ForwardpassError
 from forwardpass.scheduler.terms import Terms
 from forwardpass.server.errors import ApiError
 from forwardpass.tasks.abilities import NEEDS
 
 LONGEST_ID = 128
+LONGEST_PATH = 200
+FRAMES = 8
+"""Of a bug's traceback that the log gets."""
 
 
 class Call:
@@ -45,7 +50,8 @@ class Call:
         self.key = None
         self.terms = Terms(account=app.host.account)
         self.log: dict[str, Any] = {}
-        self.route = ""
+        self.route = ""  # the pattern that its path fits, once that is known
+        self.held = 0  # bytes of its body
         self.reason: ApiError | DeadlineError | None = None
         self.client_gone = False
         self.threads: set[Future] = set()
@@ -54,6 +60,7 @@ class Call:
         self._left = asyncio.Event()
         self._task: asyncio.Task | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._newest: float | None = None
 
     def find(self, name: str, task: str):
         """The model of this name or alias, which can do the task, a method of Model. UnknownModelError lists those that
@@ -106,6 +113,42 @@ class Call:
 
     def _late(self, timeout: float) -> None:
         self.stop(DeadlineError(f"the answer was not whole after the {timeout:g} s that the request gave it"))
+
+    @property
+    def age(self) -> float:
+        """Seconds since its head was there."""
+        return perf_counter() - self.started
+
+    def news(self, count: int) -> None:
+        """Each of its answers has got so many tokens, together: for the metrics, and for the log's time to the first
+        one."""
+        now = perf_counter()
+        if self._newest is None:
+            self.log["ttft"] = round(now - self.started, 6)
+        else:
+            self.metrics.next_tokens(self.app.model_name(self.log["model"]), now - self._newest, count)
+        self._newest = now
+
+    def note_error(self, said: ApiError, error: BaseException) -> None:
+        """For the log. What a message quotes may come from a prompt, so it is left out unless prompts are logged;
+        where a bug is, is not."""
+        about: dict[str, Any] = {"type": said.type, "code": said.code, "param": said.param}
+        if said.status >= 500 and not isinstance(error, ApiError | ForwardpassError):
+            about["exception"] = type(error).__name__
+            about["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in
+                           traceback.extract_tb(error.__traceback__)[-FRAMES:]]
+        if self.settings.log_prompts:
+            about["message"] = str(error)
+        self.log["error"] = {name: value for name, value in about.items() if value is not None}
+
+    def record(self, status: int) -> dict[str, Any]:
+        """Its line in the log."""
+        scope = self.request.scope
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "id": self.id, "client_id": self.client_id,
+            "key": self.key and self.key.name, "method": scope["method"], "path": scope["path"][:LONGEST_PATH],
+            "status": status, "duration": round(self.age, 6), "client_gone": self.client_gone, **self.log,
+        }
 
     async def gone(self) -> None:
         """Returns when the client has gone."""

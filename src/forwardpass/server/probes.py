@@ -6,6 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 import forwardpass
+from forwardpass.server.metrics import CONTENT_TYPE
 
 
 class Health(msgspec.Struct):
@@ -34,3 +35,8 @@ async def live(call, body: None) -> Health:
 
 async def version(call, body: None) -> Version:
     return Version(forwardpass.__version__, list(call.host.models))
+
+
+async def metrics(call, body: None) -> Response:
+    """The counts of metrics.py as Prometheus reads them."""
+    return Response(call.metrics.text(), media_type=CONTENT_TYPE)

@@ -37,4 +37,5 @@ ROUTES: tuple[Route, ...] = (
           public=True),
     Route("GET", "/health/live", probes.live, "Whether the process lives.", answer=probes.Health, public=True),
     Route("GET", "/version", probes.version, "What runs here.", answer=probes.Version),
+    Route("GET", "/metrics", probes.metrics, "Counts and times for Prometheus."),
 )

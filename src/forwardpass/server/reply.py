@@ -1,0 +1,64 @@
+"""The answer to a request on its way out."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+
+from forwardpass.server.errors import ApiError, api_error
+
+EVENTS = b"text/event-stream"
+
+
+class Reply:
+    """What responses are sent through. It adds the headers that every answer has, and it can still turn into an error:
+    before it has begun that is an answer of its own, within a stream of events the last event.
+
+    status: 0 until it has begun;  done: its last byte has been handed on.
+    """
+
+    def __init__(self, call, send, headers: list[tuple[bytes, bytes]]):
+        self.call = call
+        self.status = 0
+        self.done = False
+        self._send = send
+        self._headers = headers
+        self._events = False
+
+    async def __call__(self, message: dict) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            own = message.get("headers", [])
+            self._events = any(name.lower() == b"content-type" and value.startswith(EVENTS) for name, value in own)
+            message = {**message, "headers": [*own, *self._headers]}
+        elif not message.get("more_body", False):
+            self.done = True
+        await self._send(message)
+
+    async def fail(self, error: BaseException) -> None:
+        """Answer with an error, if that is still possible. Raises it where only breaking the connection off is left."""
+        if self.done:
+            return
+        said = api_error(self._of_starlette(error))
+        said.message = self._without_paths(said.message)
+        self.call.note_error(said, error)
+        if not self.status:
+            await said.response()(self.call.request.scope, self.call.receive, self)
+        elif self._events:
+            await self({"type": "http.response.body", "body": b"data: " + said.body() + b"\n\n", "more_body": False})
+        else:
+            raise error
+
+    def _of_starlette(self, error: BaseException) -> BaseException:
+        if not isinstance(error, HTTPException):
+            return error
+        headers, scope = error.headers or {}, self.call.request.scope
+        if error.status_code == 405:
+            return ApiError(405, f"{scope['path']!r} takes {headers.get('Allow', 'other methods')}, not "
+                            f"{scope['method']}", code="method_not_allowed", headers=headers)
+        return ApiError(error.status_code, str(error.detail), headers=headers)
+
+    def _without_paths(self, message: str) -> str:
+        """Messages of the library name a model by its path, which is nothing that a client should see."""
+        for name, model in self.call.host.models.items():
+            message = message.replace(str(model.path), name)
+        return message
