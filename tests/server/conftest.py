@@ -1,25 +1,10 @@
 """Two tiny models behind one application: "chat" (tiny_chat.py) and "labels" (tiny_readers.py)."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-
-import forwardpass
-
-try:
-    import forwardpass.scheduler.terms
-    from forwardpass.tasks.host import Host
-except ImportError:
-    _spec = importlib.util.spec_from_file_location("standin", Path(__file__).parent / "standin.py")
-    standin = sys.modules["standin"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(standin)
-    standin.install()
-    Host = None
 
 import tiny_chat
 import tiny_readers
+from forwardpass.tasks.host import Host
 from server_tools import InProcess, ServerProcess
 
 CONTEXT = 1024
@@ -37,10 +22,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def host(folders):
     """Host of both models; "small" is another name for "chat"."""
-    if Host is None:
-        host = standin.Host({name: forwardpass.load(path) for name, path in folders.items()}, {"small": "chat"})
-    else:
-        host = Host([f"{name}={path}" for name, path in folders.items()], aliases={"small": "chat"})
+    host = Host([f"{name}={path}" for name, path in folders.items()], aliases={"small": "chat"})
     yield host
     host.close()
 

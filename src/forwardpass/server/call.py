@@ -35,7 +35,8 @@ class Call:
     key: whose API key it came with (None: the server has no keys)
     terms: priority, deadline and account of all that is computed for it. Handlers run under them, also in `run`.
     log: what its line in the log says besides the usual: model, prompt_tokens, completion_tokens, finish, ttft, ...
-    reason: why it was ended from outside, None = it was not;  client_gone: nobody reads the answer.
+    reason: why it was ended from outside, None = it was not;  client_gone: nobody reads the answer;
+    answered: the last byte of the answer has been handed on.
     """
 
     def __init__(self, app, request: Request, receive: Callable):
@@ -54,6 +55,7 @@ class Call:
         self.held = 0  # bytes of its body
         self.reason: ApiError | DeadlineError | None = None
         self.client_gone = False
+        self.answered = False
         self.threads: set[Future] = set()
         self.ended = False
         self._receive = receive
@@ -181,7 +183,8 @@ class Call:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass  # what still comes of a body that nobody wants
-        self.stop()
+        if not self.answered:
+            self.stop()
 
     async def receive(self) -> dict:
         """For responses that watch for the client themselves."""

@@ -13,13 +13,12 @@ class Reply:
     """What responses are sent through. It adds the headers that every answer has, and it can still turn into an error:
     before it has begun that is an answer of its own, within a stream of events the last event.
 
-    status: 0 until it has begun;  done: its last byte has been handed on.
+    status: 0 until it has begun.
     """
 
     def __init__(self, call, send, headers: list[tuple[bytes, bytes]]):
         self.call = call
         self.status = 0
-        self.done = False
         self._send = send
         self._headers = headers
         self._events = False
@@ -31,12 +30,12 @@ class Reply:
             self._events = any(name.lower() == b"content-type" and value.startswith(EVENTS) for name, value in own)
             message = {**message, "headers": [*own, *self._headers]}
         elif not message.get("more_body", False):
-            self.done = True
+            self.call.answered = True
         await self._send(message)
 
     async def fail(self, error: BaseException) -> None:
         """Answer with an error, if that is still possible. Raises it where only breaking the connection off is left."""
-        if self.done:
+        if self.call.answered:
             return
         said = api_error(self._of_starlette(error))
         said.message = self._without_paths(said.message)

@@ -136,12 +136,14 @@ def say(app, address: tuple, seconds: float) -> None:
 
 def run(app, listener: socket.socket) -> int:
     """The event loop, until a signal ends it."""
+    from prometheus_client import disable_created_metrics
     from uvicorn.config import Config
     from uvicorn.server import Server
 
     from forwardpass.server.protocol import Protocol
 
     raise_file_limit(app)
+    disable_created_metrics()  # a line more for every one of them, and nobody reads it
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # malformed requests are answered, and no news
     config = Config(app, http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
                     proxy_headers=False, server_header=False, timeout_graceful_shutdown=END_S)
