@@ -26,6 +26,7 @@ from forwardpass.errors import (
 
 if TYPE_CHECKING:
     from forwardpass.contracts import Candidate, Completion, Entity, Piece, Score
+    from forwardpass.tasks.async_model import AsyncModel
     from forwardpass.tasks.host import Host
     from forwardpass.tasks.model import Model, load
 
@@ -33,11 +34,12 @@ __version__ = "0.1.0"
 
 _LAZY = {"load": "forwardpass.tasks.model", "Model": "forwardpass.tasks.model", "Completion": "forwardpass.contracts",
          "Piece": "forwardpass.contracts", "Score": "forwardpass.contracts", "Entity": "forwardpass.contracts",
-         "Candidate": "forwardpass.contracts", "Host": "forwardpass.tasks.host"}
+         "Candidate": "forwardpass.contracts", "Host": "forwardpass.tasks.host",
+         "AsyncModel": "forwardpass.tasks.async_model"}
 
-__all__ = ["BusyError", "Candidate", "CapacityError", "Completion", "ContextLengthError", "DeadlineError", "Entity",
-           "FetchError", "ForwardpassError", "Host", "Model", "ModelFileError", "ParameterError", "Piece", "Score",
-           "TemplateError", "UnknownModelError", "UnsupportedModelError", "load"]
+__all__ = ["AsyncModel", "BusyError", "Candidate", "CapacityError", "Completion", "ContextLengthError",
+           "DeadlineError", "Entity", "FetchError", "ForwardpassError", "Host", "Model", "ModelFileError",
+           "ParameterError", "Piece", "Score", "TemplateError", "UnknownModelError", "UnsupportedModelError", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,15 +60,14 @@ class Driver:
         self.wake()
 
     def detach(self, engine: Engine) -> None:
-        """End the engine's requests, and let callers step it again. Harmless if it is none of its."""
+        """Callers step the engine again: threads that wait for it do, event loops can't, so what they wait for ends
+        with an error. Harmless if it is none of its engines."""
         with self._lock:
-            if engine not in self._engines:
+            if engine.driver is not self:
                 return
             self._engines = tuple(one for one in self._engines if one is not engine)
-        try:
-            engine.fail_all(ForwardpassError("the engine's driver was closed before the answer was whole"))
-        finally:
             engine.driver = None
+        engine.rouse()
 
     def close(self) -> None:
         """Detach all engines and end the thread. Closing twice is harmless."""

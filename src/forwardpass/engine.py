@@ -219,6 +219,11 @@ class Engine:
         """Whether somebody is in the middle of an answer."""
         return any(len(one.tokens) > one.prompt for one in self.scheduler.running)
 
+    def rouse(self) -> None:
+        """Have everybody who waits look again who it is that computes."""
+        with self._turn():
+            self._jobs.tell_all()
+
     def fail_all(self, error: BaseException) -> None:
         """End all requests with an error."""
         with self._turn():

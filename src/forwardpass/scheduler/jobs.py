@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
+from typing import Any
 
 from forwardpass.errors import DeadlineError, ForwardpassError, ParameterError
-from forwardpass.scheduler.job import Job
+from forwardpass.scheduler.job import Job, Listener
 from forwardpass.scheduler.scheduler import Scheduler
 from forwardpass.scheduler.terms import LATE, TERMS, Terms
 
@@ -142,21 +143,29 @@ class Jobs:
         if not self._told:
             return
         told, self._told = self._told, {}
-        later = {}
-        for job in told.values():
-            for listener in [*job.on_news, *(job.on_end if job.done else ())]:
-                self._call(listener, later)
-        for one in later:
-            self._call(one, {})
+        _call([listener for job in told.values() for listener in [*job.on_news, *(job.on_end if job.done else ())]])
 
-    @staticmethod
-    def _call(listener, later: dict) -> None:
-        try:
-            then = listener()
-            if then is not None:
-                later[then] = None
-        except Exception as error:  # that of whoever listens, no business of those who are computed
-            logged("a listener failed", error)
+    def tell_all(self) -> None:
+        """Call all listeners, whether there is news or not."""
+        _call([listener for job in self for listener in [*job.on_news, *job.on_end]])
+
+
+def _call(listeners: Iterable[Listener]) -> None:
+    later: dict[Callable[[], object], None] = {}
+    for listener in listeners:
+        then = _safely(listener)
+        if then is not None:
+            later[then] = None
+    for one in later:
+        _safely(one)
+
+
+def _safely(listener: Callable[[], Any]) -> Any:
+    try:
+        return listener()
+    except Exception as error:  # that of whoever listens, no business of those who are computed
+        logged("a listener failed", error)
+        return None
 
 
 def logged(what: str, error: BaseException) -> None:

@@ -7,35 +7,25 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from forwardpass import config
 from forwardpass.backends.native import NativeBackend
-from forwardpass.contracts import Completion, Hidden, Score
-from forwardpass.decoding import params as decoding_params
-from forwardpass.decoding.params import SamplingParams
+from forwardpass.contracts import Hidden, Score
 from forwardpass.engine import EncoderText, Engine
-from forwardpass.errors import ContextLengthError, ParameterError, UnsupportedModelError
+from forwardpass.errors import ParameterError
 from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
-from forwardpass.scheduler.request import Request
-from forwardpass.stages.preprocess import check_ids, encode_prompt
+from forwardpass.stages.preprocess import check_ids
 from forwardpass.stages.project import project
 from forwardpass.tasks.abilities import abilities, require
 from forwardpass.tasks.answering import Answering
-from forwardpass.tasks.chat import fitting_ids
-from forwardpass.tasks.complete import completing
-from forwardpass.tasks.notices import notice
+from forwardpass.tasks.generating import Generating
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.reading import Reading
-from forwardpass.tasks.stream import Stream
 from forwardpass.tasks.texts import label_scores, reader, text_scores
-
-Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 KV_SHARE = 0.5
 """Part of the machine's free memory that the KV cache may grow to."""
@@ -90,7 +80,7 @@ def thread_count(threads: int | None) -> int:
     return min(wanted, usable)
 
 
-class Model(Reading, Answering):
+class Model(Generating, Reading, Answering):
     """A loaded model. May be used from several threads: their requests share steps.
 
     tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data;
@@ -122,72 +112,6 @@ class Model(Reading, Answering):
             warnings.warn(sentence, stacklevel=3)
 
     # ---- tasks
-
-    def generate(self, prompt: Prompt, **params: Any) -> Completion | list[Completion]:
-        """Continue a prompt: a str, a list of token ids, or a list of either. The chat template is not applied. An
-        encoder-decoder answers to it: the prompt is what the encoder reads.
-
-        params: see decoding.params.SamplingParams. One prompt and one choice give a Completion; otherwise a flat list,
-        prompt by prompt, with `.prompt_index` and `.choice_index`.
-        """
-        started = perf_counter()
-        prompts, single = self._prompts(prompt)
-        chosen = self._params(params)
-        requests = self._requests(prompts, chosen, params, started)
-        self.engine.run(requests)
-        done = [one for i, request in enumerate(requests) for one in request.completions(i)]
-        return done[0] if single and len(done) == 1 else done
-
-    def stream(self, prompt: str | Sequence[int], **params: Any) -> Stream:
-        """The same for one prompt, as an iterator of Pieces (text, token_id, logprob)."""
-        started = perf_counter()
-        prompts, single = self._prompts(prompt)
-        if not single:
-            raise ParameterError("stream takes one prompt; call it once for each, or generate() for a list")
-        return self._stream(prompts[0], self._params(params), params, started)
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], stream: bool = False, on_overflow: str = "error",
-             **params: Any) -> Completion | list[Completion] | Stream:
-        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template.
-
-        on_overflow: what to do when the history no longer fits, "error" or "drop_oldest" (whole turns, with a warning).
-        """
-        started = perf_counter()
-        if self.spec.encoder:
-            require(self, "chat")
-        chosen = self._params(params)
-        context = self.spec.max_position_embeddings
-        # Unless the caller names a number, any answer is better than none, but a turn is dropped for a decent one.
-        least = 1 if params.get("max_new_tokens") is None else chosen.max_new_tokens
-        wanted = max(least, min(chosen.max_new_tokens, context // 4))
-        ids, dropped = fitting_ids(self._tokenizer("chat"), messages, context, least, wanted, on_overflow)
-        if dropped:
-            notice(f"the conversation no longer fits: its {dropped} oldest messages were dropped", 2)
-        return self._answer(ids, chosen, params, started, stream)
-
-    def complete(self, prefix: str, suffix: str | None = None, *, stream: bool = False,
-                 context_tokens: int | None = None, **params: Any) -> Completion | list[Completion] | Stream:
-        """What belongs between prefix and suffix: source code, or any text. Greedy unless the caller says otherwise.
-
-        suffix: the text after the cursor; without it the prefix is simply continued. With it the model must have tokens
-            for filling in the middle; the answer ends where the model says so, or where the suffix would be repeated.
-        context_tokens: prompt tokens at most; default and upper bound is what the model has room for. Where the texts
-            are longer, what is furthest from the cursor is left out.
-        """
-        started = perf_counter()
-        if self.spec.encoder:
-            require(self, "complete")
-        self._tokenizer("complete")
-        chosen = self._params(params)
-        room = self.spec.max_position_embeddings
-        named = params.get("max_new_tokens") is not None
-        room -= chosen.max_new_tokens if named else min(chosen.max_new_tokens, room // 4)
-        if context_tokens is not None:
-            if isinstance(context_tokens, bool) or not isinstance(context_tokens, int) or context_tokens < 1:
-                raise ParameterError(f"context_tokens must be a whole number of at least 1, not {context_tokens!r}")
-            room = min(room, context_tokens)
-        ids, chosen = completing(self.tokenizer, prefix, suffix, room, chosen)
-        return self._answer(ids, chosen, params, started, stream)
 
     def logits(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None, *,
                source_ids: Sequence[int] | None = None) -> np.ndarray:
@@ -288,95 +212,6 @@ class Model(Reading, Answering):
         return f"<forwardpass.Model {self.path.name}: {self.spec.family}, {len(self.spec.layers)} layers, {self.dtype}>"
 
     # ---- helpers
-
-    def _tokenizer(self, task: str):
-        if self.tokenizer is None:
-            raise UnsupportedModelError(f"{self.path} has no tokenizer, which {task} needs; "
-                                        "pass token ids to generate()")
-        return self.tokenizer
-
-    def _prompts(self, prompt: Prompt) -> tuple[list[list[int]], bool]:
-        """(token ids of each prompt, whether one prompt was given)."""
-        if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes)) and prompt \
-                and not isinstance(prompt[0], (int, np.integer)):
-            return [self._ids(one) for one in prompt], False
-        return [self._ids(prompt)], True
-
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return encode_prompt(self._tokenizer("text"), prompt)
-        return check_ids(prompt, self.spec.vocab_size)
-
-    def _params(self, params: dict[str, Any]) -> SamplingParams:
-        require(self, "generate")
-        return self.answer_params(params)
-
-    def answer_params(self, params: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> SamplingParams:
-        """Of a request. settings: what the files say of its task, before what they say of all."""
-        encode = None if self.tokenizer is None else (
-            lambda text: self.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
-        return decoding_params.from_user({**self.generation, **(settings or {})}, params, encode=encode,
-                                         vocab_size=self.facts.vocab_size, decoder_start=self.facts.start_id)
-
-    def _requests(self, prompts: list[list[int]], chosen: SamplingParams, given: Mapping[str, Any],
-                  started: float) -> list[Request]:
-        """Queued requests for all of these prompts, or for none if one of them cannot be."""
-        each = [self._fitted(ids, chosen, given) for ids in prompts]
-        requests: list[Request] = []
-        try:
-            for number, (ids, params) in enumerate(zip(prompts, each, strict=True)):
-                requests.append(self.ask(ids, params, started, number))
-        except BaseException:
-            for request in requests:
-                self.engine.cancel(request)
-            raise
-        return requests
-
-    def ask(self, ids: list[int], params: SamplingParams, started: float | None = None, number: int = 0) -> Request:
-        """A queued request. ids: the prompt, or what the encoder reads;  number: which prompt of the caller's it is."""
-        if not self.spec.encoder:
-            return self.engine.add(ids, params, started, prompt_index=number)
-        return self.engine.add(params.begins(self.facts), params, started, source_ids=ids, prompt_index=number)
-
-    def _fitted(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-        """The parameters with as many new tokens as the context has room for, unless the caller wants a number."""
-        if self.spec.encoder:
-            self._check_source(ids)
-            ids = chosen.begins(self.facts)
-        if given.get("max_new_tokens") is None:
-            room = max(1, self.spec.max_position_embeddings - len(ids))
-            if room < chosen.max_new_tokens:
-                chosen = replace(chosen, max_new_tokens=room, min_new_tokens=min(chosen.min_new_tokens, room))
-        self._check_length(ids, chosen.max_new_tokens)
-        return chosen
-
-    def _answer(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float,
-                stream: bool) -> Completion | list[Completion] | Stream:
-        """To one prompt: as it arrives, or whole, a list where several were asked for."""
-        if stream:
-            return self._stream(ids, chosen, given, started)
-        request = self._requests([ids], chosen, given, started)[0]
-        self.engine.run([request])
-        done = request.completions()
-        return done[0] if len(done) == 1 else done
-
-    def _stream(self, ids: list[int], chosen: SamplingParams, given: Mapping[str, Any], started: float) -> Stream:
-        if chosen.num_return_sequences != 1:
-            raise ParameterError(f"a stream is one answer: num_return_sequences must be 1, not "
-                                 f"{chosen.num_return_sequences}")
-        return Stream(self.engine, self._requests([ids], chosen, given, started)[0])
-
-    def _check_source(self, ids: list[int]) -> None:
-        limit = self.spec.encoder.max_position_embeddings
-        if len(ids) > limit:
-            raise ContextLengthError(f"the source has {len(ids)} tokens; the model's encoder reads {limit}: shorten it")
-
-    def _check_length(self, ids: list[int], new_tokens: int) -> None:
-        limit = self.spec.max_position_embeddings
-        if len(ids) + new_tokens > limit:
-            asked = f" and {new_tokens} more are to follow" if new_tokens else ""
-            raise ContextLengthError(f"the prompt has {len(ids)} tokens{asked}; the model's context is {limit} tokens: "
-                                     "shorten the prompt" + (" or lower max_new_tokens" if new_tokens else ""))
 
     def _read(self, token_ids: Sequence[int], types: Sequence[int] | None, each: Callable[[Hidden], np.ndarray]
               ) -> np.ndarray:
