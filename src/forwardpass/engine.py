@@ -133,17 +133,27 @@ class Engine:
 
         source_ids: what an encoder-decoder's text belongs to.
         """
-        if logits and self.network.spec.head.task != "lm":
-            raise UnsupportedModelError("this model's head gives no logits of tokens; use a model with a language head")
-        source = self._source(source_ids)
-        pass_on = self._computing.projected(ids, consume) if logits else consume
         if not self.network.spec.causal:
+            self._source(source_ids)
+            pass_on = self._passing_on(ids, consume, logits)
             self.encode([EncoderText(ids)], lambda hidden: [pass_on(0, hidden.values)])
             return
+        self.run([self.rows(ids, consume, logits=logits, source_ids=source_ids)])
+
+    def rows(self, ids: list[int], consume: Callable[[int, np.ndarray], None], *, logits: bool = True,
+             source_ids: Sequence[int] | None = None) -> Job:
+        """The same of a model that looks only back, as a job that is queued and waited for elsewhere."""
+        source = self._source(source_ids)
+        pass_on = self._passing_on(ids, consume, logits)
         self._check_room(len(ids), "the text", "shorten the text", source)
         job = TextRows(ids, source, pass_on)
         self._admit(job)
-        self.run([job])
+        return job
+
+    def _passing_on(self, ids: list[int], consume: Callable[[int, np.ndarray], None], logits: bool) -> Callable:
+        if logits and self.network.spec.head.task != "lm":
+            raise UnsupportedModelError("this model's head gives no logits of tokens; use a model with a language head")
+        return self._computing.projected(ids, consume) if logits else consume
 
     def advance(self, request: Request) -> None:
         """Run one step unless the request has something to collect already; with a driver, wait until it has. Raises

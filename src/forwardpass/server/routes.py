@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 
 from forwardpass.server import probes
+from forwardpass.server.chat import chat
+from forwardpass.server.completions import complete
+from forwardpass.server.schemas_generation import ChatCompletion, ChatRequest, CompletionRequest, TextCompletion
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,9 @@ class Route:
 
 
 ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/chat/completions", chat, "Answer a conversation.", ChatRequest, ChatCompletion, True),
+    Route("POST", "/v1/completions", complete, "Continue texts, fill in a middle, or say how likely texts are.",
+          CompletionRequest, TextCompletion, True),
     Route("GET", "/health", probes.health, "Whether the server takes requests.", answer=probes.Health, errors=(503,),
           public=True),
     Route("GET", "/health/live", probes.live, "Whether the process lives.", answer=probes.Health, public=True),

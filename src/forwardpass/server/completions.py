@@ -1,0 +1,221 @@
+"""/v1/completions: texts and token ids continued, middles filled in, prompts scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from forwardpass.contracts import Piece
+from forwardpass.decoding.params import SamplingParams
+from forwardpass.errors import ParameterError, UnsupportedModelError
+from forwardpass.server.errors import ApiError
+from forwardpass.server.generation import Answers, Length, check_count, fitted, head, parameters, wrong
+from forwardpass.server.logprobs import CompletionRows, Offsets, TokenTexts, prompt_offsets
+from forwardpass.server.prompt_scores import PromptScores, scores
+from forwardpass.server.schemas import prompts
+from forwardpass.server.schemas_generation import CompletionChoice, CompletionRequest, TextCompletion
+from forwardpass.server.sse import Events, EventStream, Told
+from forwardpass.stages.postprocess import Choice
+from forwardpass.stages.preprocess import check_ids, encode_prompt
+from forwardpass.tasks.complete import completing
+
+ALL = 1 << 30
+"""Room for prompt tokens from which nothing is left out."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """written: what the client sent, None = token ids;  params: of the answers;  shown: its text, where it is echoed;
+    scores: of its tokens, where they are asked for."""
+
+    written: str | None
+    ids: list[int]
+    params: SamplingParams
+    shown: str = ""
+    scores: PromptScores | None = None
+
+
+async def complete(call, body: CompletionRequest) -> TextCompletion | EventStream:
+    """Continue texts, fill in what is missing in one, or say how likely they are."""
+    listed = prompts(body.prompt, "prompt")
+    check(body, len(listed))
+    model = call.find(body.model, "generate")
+    given = await call.prepare(_prepared, call, model, body, listed)
+    ids = [one.ids for one in given]
+    if body.echo and body.logprobs is not None:
+        for one, found in zip(given, await scores(model, ids, body.logprobs), strict=True):
+            one.scores = found
+    if body.max_tokens == 0:
+        answers = Answers(call, model, [], sum(map(len, ids)))
+    else:
+        answers = Answers.ask(call, model, ids, [one.params for one in given])
+    entries = Entries(model, body, given)
+    if body.stream:
+        return EventStream(TextEvents(call, body, answers, entries))
+    await answers.finished()
+    choices = [entries.choice(prompt, place, choice)
+               for prompt, request in enumerate(answers.requests)
+               for place, choice in enumerate(_shown(body, request.choices))]
+    if not answers.requests:
+        choices = [entries.choice(prompt, place, None) for prompt in range(len(given)) for place in range(body.answers)]
+    return TextCompletion(**head(call, model, body, answers, "text_completion"), choices=choices,
+                          usage=answers.usage())
+
+
+def check(body: CompletionRequest, count: int) -> None:
+    """Refuse what is not served, whatever the model. count: of prompts."""
+    check_count(body, count, body.best_of)
+    if body.max_tokens == 0 and not body.echo:
+        raise wrong("max_tokens", "must be at least 1, or 0 with echo: true, which gives the prompt back")
+    if body.suffix is not None:
+        if not isinstance(body.prompt, str):
+            raise wrong("suffix", "goes with a prompt that is one text")
+        if body.echo:
+            raise wrong("echo", "a prompt with a suffix is not echoed: leave one of them out")
+    elif body.context_tokens is not None:
+        raise wrong("context_tokens", "goes with a suffix: only then it is known what may be left out")
+
+
+def _prepared(call, model, body: CompletionRequest, listed: Sequence[str | list[int]]) -> list[Prompt]:
+    best = body.best_of or body.answers
+    logprobs = body.logprobs if body.logprobs is not None or best == body.answers else 0
+    echoed = body.answers if body.echo and body.logprobs is not None else 0
+    if model.spec.encoder and echoed:
+        raise wrong("echo", "the prompt is read by this model's encoder, and has no log-probabilities: leave out echo "
+                    "or logprobs")
+    length = Length(body.max_tokens, "max_tokens", "prompt", best, 0 if logprobs is None else logprobs + 1, echoed,
+                    body.min_tokens or 0)
+    params = parameters(model, body, length, logprobs)
+    if body.suffix is None:
+        ids = [_ids(model, one, "prompt" if len(listed) == 1 else f"prompt[{i}]") for i, one in enumerate(listed)]
+    else:
+        found, params = _around(model, body, params)
+        ids = [found]
+    each = fitted(call, model, ids, params, length)
+    given = [Prompt(one if isinstance(one, str) else None, *rest) for one, *rest in zip(listed, ids, each, strict=True)]
+    return given
+
+
+def _ids(model, prompt: str | list[int], field: str) -> list[int]:
+    try:
+        if not isinstance(prompt, str):
+            return check_ids(prompt, model.spec.vocab_size)
+        if model.tokenizer is None:
+            raise wrong(field, "this model has no tokenizer: send token ids")
+        return encode_prompt(model.tokenizer, prompt)
+    except ParameterError as error:
+        raise wrong(field, str(error)) from None
+
+
+def _around(model, body: CompletionRequest, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+    """The prompt of a middle that is to be filled in. Nothing is left out unless the client gives a number."""
+    room = ALL
+    if body.context_tokens is not None:
+        answer = 1 if body.max_tokens is None else body.max_tokens
+        room = min(body.context_tokens, model.spec.max_position_embeddings - answer)
+    if model.spec.encoder or model.tokenizer is None:
+        raise wrong("suffix", "this model fills in no middles; leave it out", "unsupported_by_model")
+    try:
+        return completing(model.tokenizer, body.prompt, body.suffix, room, params)
+    except UnsupportedModelError as error:
+        raise ApiError(400, f"suffix: {error}", code="unsupported_by_model", param="suffix") from None
+
+
+def _shown(body: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
+    """All, or where more were computed than are wanted the likeliest by the token."""
+    if (body.best_of or body.answers) == body.answers:
+        return choices
+    return sorted(choices, key=lambda one: sum(one.logprobs) / len(one.logprobs), reverse=True)[: body.answers]
+
+
+# ---- answers
+
+
+class Entries:
+    """Texts and log-probabilities of the choices, with the prompts before them where these are echoed."""
+
+    def __init__(self, model, body: CompletionRequest, given: Sequence[Prompt]):
+        self.model = model
+        self.body = body
+        self.given = given
+        self._texts = TokenTexts(model.tokenizer)
+        self._offsets: list[list[int]] = []
+        if body.echo:
+            for one in given:
+                one.shown, offsets = prompt_offsets(model.tokenizer, one.written, one.ids)
+                self._offsets.append(offsets)
+
+    def rows(self, prompt: int) -> CompletionRows:
+        """Entries of a choice of that prompt, so far those of the prompt itself if it is echoed."""
+        rows = CompletionRows(self._texts, bool(self.body.logprobs))
+        if self.given[prompt].scores is not None:
+            for scored, offset in zip(self.given[prompt].scores, self._offsets[prompt], strict=True):
+                rows.add(*scored, offset)
+        return rows
+
+    def offsets(self, prompt: int, choice: Choice) -> Offsets:
+        """Where a choice's tokens begin. The first ones may go on with a character of the prompt's."""
+        tokenizer = self.model.tokenizer
+        skip = () if choice.source_ids is None or tokenizer is None else tokenizer.silent_ids
+        continues = bool(choice.prompt_ids) and choice.prompt_ids[-1] not in self.model.facts.special_ids
+        return Offsets(tokenizer, len(self.given[prompt].shown), skip=skip, continues=continues)
+
+    def add(self, rows: CompletionRows, offsets: Offsets, choice: Choice, place: int) -> None:
+        token = choice.token_ids[place]
+        rows.add(token, choice.logprobs[place], choice.top_logprobs[place], offsets.push(token))
+
+    def choice(self, prompt: int, place: int, choice: Choice | None) -> CompletionChoice:
+        """A whole choice; None: nothing but the prompt was asked for."""
+        index, text = prompt * self.body.answers + place, self.given[prompt].shown
+        logprobs = None
+        if self.body.logprobs is not None:
+            rows = self.rows(prompt)
+            if choice is not None:
+                offsets = self.offsets(prompt, choice)
+                for token in range(len(choice.token_ids)):
+                    self.add(rows, offsets, choice, token)
+            logprobs = rows.take()
+        if choice is None:
+            return CompletionChoice(text, index, logprobs, "length")
+        return CompletionChoice(text + choice.text, index, logprobs, choice.finish_reason,
+                                UNSET if choice.score is None else choice.score)
+
+
+class TextEvents(Events):
+    """text_completion. An echoed prompt is an event of its own, the first of its choice."""
+
+    OPEN, LAST = b'"text":', b'"text":""'
+
+    def __init__(self, call, body: CompletionRequest, answers: Answers, entries: Entries):
+        self._entries = entries
+        self._each = body.answers
+        super().__init__(answers, head(call, entries.model, body, answers, "text_completion"), body,
+                         body.logprobs is not None)
+
+    def begin(self, told: Told, out: list[bytes]) -> None:
+        prompt = told.index // self._each
+        if self._logprobs:
+            told.held = self._entries.rows(prompt), self._entries.offsets(prompt, told.choice)
+        if self._entries.body.echo:
+            text = msgspec.json.encode(self._entries.given[prompt].shown)
+            out.append(self.event(told, self.OPEN + text, self.logprobs(told)))
+
+    def note(self, told: Told, piece: Piece) -> None:
+        self._entries.add(*told.held, told.choice, told.seen)
+
+    def logprobs(self, told: Told) -> bytes:
+        rows = told.held[0] if told.held else ()
+        return msgspec.json.encode(rows.take()) if len(rows) else b"null"
+
+    def end(self, out: list[bytes]) -> None:
+        if not self.answers.requests:
+            for prompt in range(len(self._entries.given)):
+                for place in range(self._each):
+                    whole = self._entries.choice(prompt, place, None)
+                    logprobs = msgspec.json.encode(whole.logprobs)
+                    out.append(self.event(Told(whole.index, None, b""), self.OPEN + msgspec.json.encode(whole.text),
+                                          logprobs, b'"length"'))
+        super().end(out)
