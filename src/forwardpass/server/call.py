@@ -101,6 +101,8 @@ class Call:
     def end(self) -> None:
         """It is no longer one of those that are answered, once what it left to threads has noticed, too."""
         self.ended = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         if not self.threads:
             self.app.calls.discard(self)
 
@@ -176,8 +178,6 @@ class Call:
             await self._task
         finally:
             watch.cancel()
-            if self._alarm is not None:
-                self._alarm.cancel()
             self._task = None
 
     async def _watch(self) -> None:
