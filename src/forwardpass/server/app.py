@@ -81,6 +81,8 @@ class App:
                 await preflight(scope, receive, reply)
             else:
                 self._let_in(call)
+                if not scope["path"].isprintable():  # the router's patterns overlook a line end
+                    await _no_route(scope, receive, reply)
                 await self._router(scope, receive, reply)
         except ClientDisconnect:
             call.client_gone = True
