@@ -15,6 +15,7 @@ import httpx
 
 from asgi_transport import AsgiTransport
 from forwardpass.server.app import App
+from forwardpass.server.routes import ROUTES
 from forwardpass.server.settings import Settings
 
 START_S = 60
@@ -24,9 +25,9 @@ class InProcess:
     """An App over a host, and a client of it. `get`, `post` and `request` wait for the whole answer; for streams and
     for several requests at once write a coroutine that uses `client`, and pass it to `run`."""
 
-    def __init__(self, host, routes=None, **settings):
+    def __init__(self, host, routes=ROUTES, keys=None, log=None, **settings):
         self.runner = asyncio.Runner()
-        self.app = App(host, Settings(**settings), **({} if routes is None else {"routes": routes}))
+        self.app = App(host, Settings(**settings), keys, log, routes)
         self.client = httpx.AsyncClient(transport=AsgiTransport(self.app), base_url="http://test", timeout=60)
 
     def run(self, coroutine):
