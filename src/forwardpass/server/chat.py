@@ -12,7 +12,7 @@ from forwardpass.contracts import Piece
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.errors import ParameterError
 from forwardpass.server.errors import ApiError
-from forwardpass.server.generation import Answers, Length, check_count, fitted, head, parameters, wrong
+from forwardpass.server.generation import Answers, Length, check_answers, fitted, head, parameters, wrong
 from forwardpass.server.logprobs import TokenTexts
 from forwardpass.server.schemas_generation import (
     ChatChoice,
@@ -111,7 +111,7 @@ def _variables(model, body: ChatRequest) -> dict[str, Any]:
 
 def check(body: ChatRequest) -> None:
     """Refuse what is not served, whatever the model, with what works instead."""
-    check_count(body, 1)
+    check_answers(body, 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise wrong("top_logprobs", "needs logprobs: true")
     for name in ("tools", "functions"):
@@ -125,9 +125,9 @@ def check(body: ChatRequest) -> None:
             body.response_format.type != "text" or body.response_format.json_schema or body.response_format.schema):
         raise _unsupported("response_format", 'only {"type": "text"} is supported; ask for JSON in the messages, and '
                            "check what comes")
-    for name in ("audio", "web_search_options"):
+    for name in ("audio", "moderation", "web_search_options"):
         if getattr(body, name) is not None:
-            raise _unsupported(name, "not supported: the models here read and write text; leave it out")
+            raise _unsupported(name, "not supported: the models here read and write text, nothing else; leave it out")
     if body.modalities is not None and body.modalities != ["text"]:
         raise _unsupported("modalities", 'the models here answer in text: only ["text"] is supported')
     if body.verbosity not in (None, "medium"):

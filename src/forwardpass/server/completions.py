@@ -12,7 +12,7 @@ from forwardpass.contracts import Piece
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.errors import ParameterError, UnsupportedModelError
 from forwardpass.server.errors import ApiError
-from forwardpass.server.generation import Answers, Length, check_count, fitted, head, parameters, wrong
+from forwardpass.server.generation import Answers, Length, check_answers, fitted, head, parameters, wrong
 from forwardpass.server.logprobs import CompletionRows, Offsets, TokenTexts, prompt_offsets
 from forwardpass.server.prompt_scores import PromptScores, scores
 from forwardpass.server.schemas import prompts
@@ -67,7 +67,7 @@ async def complete(call, body: CompletionRequest) -> TextCompletion | EventStrea
 
 def check(body: CompletionRequest, count: int) -> None:
     """Refuse what is not served, whatever the model. count: of prompts."""
-    check_count(body, count, body.best_of)
+    check_answers(body, count, body.best_of)
     if body.max_tokens == 0 and not body.echo:
         raise wrong("max_tokens", "must be at least 1, or 0 with echo: true, which gives the prompt back")
     if body.suffix is not None:

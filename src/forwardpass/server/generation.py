@@ -244,7 +244,7 @@ class Answers:
             self.call.log["ttft"] = min(first) - self.call.started
 
 
-def check_count(body: Sampling, prompts: int, best_of: int | None = None) -> None:
+def check_answers(body: Sampling, prompts: int, best_of: int | None = None) -> None:
     """Refuse too many answers before anything is made for them, and what makes no sense of streams."""
     if best_of is not None and best_of < body.answers:
         raise wrong("best_of", f"must be at least n, which is {body.answers}; got {best_of}")
@@ -259,6 +259,7 @@ def check_count(body: Sampling, prompts: int, best_of: int | None = None) -> Non
             raise wrong("best_of", "beams are the best answers already: use n with num_beams")
     if body.stream_options is not None and not body.stream:
         raise wrong("stream_options", "only a stream has them: set stream to true, or leave them out")
+    _seed(body.seed)
     if body.logits_processors is not None:
         raise wrong("logits_processors", "code is not taken from clients; logit_bias, stop_token_ids, min_tokens, "
                     "repetition_penalty and the filters work", "unsupported_value")

@@ -83,10 +83,12 @@ class Sampling(Computing, kw_only=True):
 
 
 class Part(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A part of a message: text is what the models read."""
+    """A part of a message: text is what the models read. prompt_cache_breakpoint: accepted; prompts are cached anyway.
+    """
 
     type: OnlyText
     text: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
     image_url: Refused = None
     input_audio: Refused = None
     video_url: Refused = None
@@ -138,6 +140,7 @@ class ChatRequest(Sampling, kw_only=True):
     safety_identifier: Note | None = None
     prompt_cache_key: Note | None = None
     prompt_cache_retention: Note | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     # what can only have the value that changes nothing
@@ -149,6 +152,7 @@ class ChatRequest(Sampling, kw_only=True):
     functions: Empty | None = None
     function_call: Untooled = None
     audio: Refused = None
+    moderation: Refused = None
     web_search_options: Refused = None
 
 
