@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 VOCABULARY = 96
 END = 2
+TASKS = {"task_specific_params": {
+    "summarization": {"prefix": "sum: ", "min_length": 3},
+    "translation_en_to_de": {"prefix": "to German: ", "num_beams": 2},
+    "translation_en_to_zh": {"prefix": "to Chinese: "},
+    "translation_fr_to_de": {"prefix": "from French: "},
+}}
 SIDES = dict(vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
              decoder_attention_heads=3, encoder_ffn_dim=80, decoder_ffn_dim=72, max_position_embeddings=128,
              init_std=0.15, pad_token_id=1, bos_token_id=0, eos_token_id=END, decoder_start_token_id=END)
@@ -86,6 +93,27 @@ def save(model, directory: Path, **generation) -> Path:
         setattr(settings, name, value)
     model.save_pretrained(directory)
     return directory
+
+
+def write_translator(directory: Path):
+    """A T5 whose tokens are letters, told what to do by prefixes: a directory with everything. Returns the transformers
+    model."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    model = make("t5", vocab_size=64, num_decoder_layers=2)
+    save(model, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **TASKS}))
+    letters = ["<pad>", "</s>", "<unk>", *"\u2581abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:0123!"]
+    made = Tokenizer(models.Unigram([(letter, -1.0) for letter in letters], unk_id=2))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.add_special_tokens([AddedToken(text, special=True) for text in letters[:3]])
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    made.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 40}))
+    return model
 
 
 def reference(model, source, target):

@@ -1,9 +1,11 @@
-"""Two tiny models behind one application: "chat" (tiny_chat.py) and "labels" (tiny_readers.py)."""
+"""Two tiny models behind one application: "chat" (tiny_chat.py) and "labels" (tiny_readers.py); or a shelf of them, one
+of each kind (tiny_shelf.py)."""
 
 import pytest
 
 import tiny_chat
 import tiny_readers
+import tiny_shelf
 from forwardpass.tasks.host import Host
 from server_tools import InProcess, ServerProcess
 
@@ -27,6 +29,15 @@ def host(folders):
     host.close()
 
 
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory):
+    """Host of tiny_shelf's models, in the reference mode; "meaning" is another name for "vectors"."""
+    paths = tiny_shelf.write(tmp_path_factory.mktemp("shelf"))
+    host = Host([f"{name}={path}" for name, path in paths.items()], aliases={"meaning": "vectors"}, dtype="float32")
+    yield host
+    host.close()
+
+
 @pytest.fixture
 def app(host):
     """app(routes=..., **settings) -> an InProcess, closed afterwards."""
@@ -45,6 +56,12 @@ def app(host):
 def client(app):
     """The application with all routes and default settings."""
     return app()
+
+
+@pytest.fixture
+def reading(app, shelf):
+    """The same over the shelf."""
+    return app(host=shelf)
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 import forwardpass
 import tiny_pairs
@@ -17,12 +15,7 @@ from forwardpass.tasks.languages import Direction, direction
 from forwardpass.tasks.translate import Translation
 from forwardpass.weights.languages import Languages
 
-TASKS = {"task_specific_params": {
-    "summarization": {"prefix": "sum: ", "min_length": 3},
-    "translation_en_to_de": {"prefix": "to German: ", "num_beams": 2},
-    "translation_en_to_zh": {"prefix": "to Chinese: "},
-    "translation_fr_to_de": {"prefix": "from French: "},
-}}
+TASKS = tiny_pairs.TASKS
 
 
 class Words:
@@ -210,19 +203,7 @@ def test_directions_told_by_tokens():
 def pair(tmp_path_factory):
     """A tiny T5 whose tokens are letters."""
     folder = tmp_path_factory.mktemp("pair")
-    model = tiny_pairs.make("t5", vocab_size=64, num_decoder_layers=2)
-    tiny_pairs.save(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **TASKS}))
-    letters = ["<pad>", "</s>", "<unk>", *"\u2581abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:0123!"]
-    made = Tokenizer(models.Unigram([(letter, -1.0) for letter in letters], unk_id=2))
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
-    made.add_special_tokens([AddedToken(text, special=True) for text in letters[:3]])
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 40}))
+    model = tiny_pairs.write_translator(folder)
     with forwardpass.load(folder, dtype="float32") as loaded:
         yield loaded, model
 

@@ -50,6 +50,7 @@ class App:
         self.keys = keys
         self.log = log
         self.origins = Origins(self.settings.cors_origin)
+        self.routes = routes
         self.metrics = Metrics(self)
         self.calls: set[Call] = set()
         self.draining = False

@@ -60,6 +60,8 @@ def document(routes: Sequence, keys: bool = True) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": _as_checked(components),
+            "responses": {str(status): _described(status, {"application/json": {"schema": schemas[ErrorBody]}})
+                          for status in MEANINGS if status != 200},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}] if keys else [{"key": []}, {}],
@@ -92,23 +94,29 @@ def _operation(route, schemas: dict[type, dict[str, Any]]) -> dict[str, Any]:
         said["requestBody"] = {"required": True, "content": {"application/json": content}}
     if route.public:
         said["security"] = []
-    said["responses"] = {str(status): _response(route, status, schemas) for status in statuses(route)}
+    said["responses"] = {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses(route)}
+    said["responses"]["200"] = _answer(route, schemas)
+    if route.public:  # what such a route says of itself has the same shape, however it is
+        said["responses"] |= {str(status): _answer(route, schemas, status) for status in route.errors}
     return said
 
 
-def _response(route, status: int, schemas: dict[type, dict[str, Any]]) -> dict[str, Any]:
+def _answer(route, schemas: dict[type, dict[str, Any]], status: int = 200) -> dict[str, Any]:
+    if route.answer is not None:
+        content = {"application/json": {"schema": schemas[route.answer]}}
+    else:
+        kind = route.media_type.partition(";")[0]
+        content = {kind: {"schema": {"type": "object" if kind == "application/json" else "string"}}}
+    if route.event is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": schemas[route.event]}
+    return _described(status, content)
+
+
+def _described(status: int, content: dict[str, Any]) -> dict[str, Any]:
     headers = {"X-Request-Id": {"description": "The client's own if it sent one, else the server's.",
                                 "schema": {"type": "string"}}}
-    if status in (429, 503) and not route.public:
+    if status in (429, 503):
         headers["Retry-After"] = {"description": "Seconds.", "schema": {"type": "string"}}
-    content: dict[str, Any] = {}
-    if status == 200 and route.answer is None:
-        content[route.media_type] = {"schema": {"type": "object" if route.media_type.endswith("json") else "string"}}
-    else:
-        own = status == 200 or (route.public and status in route.errors)
-        content["application/json"] = {"schema": schemas[route.answer if own else ErrorBody]}
-    if status == 200 and route.event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": schemas[route.event]}
     return {"description": MEANINGS[status], "headers": headers, "content": content}
 
 

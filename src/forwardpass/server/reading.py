@@ -62,7 +62,8 @@ def _field(message: str, body, names: Mapping[str, str]) -> str | None:
     texts = names.get("texts", "texts")
     begin = message[:80]
     if found := _NUMBERED.match(begin):
-        return f"{texts}[{found[1]}]" if isinstance(getattr(body, texts, None), list) else texts
+        given = getattr(body, texts)
+        return f"{texts}[{found[1]}]" if isinstance(given, list) and not isinstance(given[0], int) else texts
     found = _ARGUMENT.match(begin)
     name = found and names.get(found[1], found[1])
     return name if name in body.__struct_fields__ else None

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from forwardpass.server import probes
+from forwardpass.server import classify, embeddings, models, openapi, probes, rerank, tokens, translate
+from forwardpass.server import schemas_reading as reading
 from forwardpass.server.chat import chat
 from forwardpass.server.completions import complete
 from forwardpass.server.schemas_generation import ChatCompletion, ChatRequest, CompletionRequest, TextCompletion
@@ -21,6 +22,7 @@ class Route:
 
     body: the Struct that the request's JSON must be (None: the route reads none);  answer: the Struct that a JSON
     answer is (None: it is something else);  streams: it can answer in events;  errors: statuses besides the usual ones.
+    event: the Struct that the data of an event is (None: there are none);  media_type: of an answer that is no Struct.
     public: needs no API key.
     """
 
@@ -33,6 +35,8 @@ class Route:
     streams: bool = False
     errors: tuple[int, ...] = ()
     public: bool = False
+    event: type[msgspec.Struct] | None = None
+    media_type: str = "application/json"
 
 
 ROUTES: tuple[Route, ...] = (
@@ -44,4 +48,19 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/health/live", probes.live, "Whether the process lives.", answer=probes.Health, public=True),
     Route("GET", "/version", probes.version, "What runs here.", answer=probes.Version),
     Route("GET", "/metrics", probes.metrics, "Counts and times for Prometheus."),
+    Route("GET", "/v1/models", models.models, "The models and their other names.", answer=reading.ModelList),
+    Route("GET", "/v1/models/{id:path}", models.model, "One model.", answer=reading.ModelCard),
+    Route("POST", "/v1/embeddings", embeddings.embeddings, "Vectors of texts.", reading.EmbeddingsBody,
+          reading.Embeddings),
+    Route("POST", "/v1/rerank", rerank.rerank, "Documents by their relevance to a query.", reading.RerankBody,
+          reading.Reranked),
+    Route("POST", "/v1/classify", classify.classify, "Labels of texts and pairs of texts.", reading.ClassifyBody,
+          reading.Classification),
+    Route("POST", "/v1/translate", translate.translate, "Texts in another language.", reading.TranslateBody,
+          reading.TranslationAnswer),
+    Route("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.", reading.TokenizeBody,
+          reading.Tokens),
+    Route("POST", "/detokenize", tokens.detokenize, "The text of token ids.", reading.DetokenizeBody,
+          reading.Detokenized),
+    Route("GET", "/openapi.json", openapi.openapi, "This document."),
 )

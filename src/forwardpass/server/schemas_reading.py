@@ -191,7 +191,16 @@ class TranslationAnswer(Noticed, kw_only=True):
 # ---- /tokenize and /detokenize
 
 
-class Detokenize(Body, kw_only=True):
+class TokenizeBody(Body, kw_only=True):
+    """prompt: as /v1/completions has it."""
+
+    prompt: str
+    add_special_tokens: Annotated[bool, Meta(description="Put the model's own tokens around the prompt; true by "
+                                             "default.")] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body, kw_only=True):
     tokens: list[int]
 
 
