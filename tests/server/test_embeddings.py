@@ -150,8 +150,8 @@ def test_errors_reach_the_openai_client(reading):
 def test_langchain(reading, vectors):
     from langchain_openai import OpenAIEmbeddings
 
-    made = OpenAIEmbeddings(model="vectors", base_url="http://test/v1", api_key="none", check_embedding_ctx_length=False,
-                            http_async_client=reading.client)
+    made = OpenAIEmbeddings(model="vectors", base_url="http://test/v1", api_key="none",
+                            http_async_client=reading.client, check_embedding_ctx_length=False)
     found = reading.run(made.aembed_documents(TEXTS))
     assert np.array_equal(np.array(found, np.float32), vectors.embed(TEXTS))
     assert np.array_equal(np.float32(reading.run(made.aembed_query("w4"))), vectors.embed("w4")[0])

@@ -57,7 +57,7 @@ def test_without_beams_there_is_no_score(reading, model):
 
 
 def test_usage(reading, model):
-    """Read: the prefix, the letters, a blank before each word and the end token. Beams are written once for each text."""
+    """What is read has the prefix in it, and the end token."""
     answer = ask(reading, input=["ab.", "cd."], max_tokens=5)
     ids = [model.tokenizer.encode("to German: " + one, add_special_tokens=True, parse_special=False)
            for one in ("ab.", "cd.")]

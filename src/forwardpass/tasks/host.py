@@ -67,7 +67,7 @@ class Host:
         model = self.models.get(self.aliases.get(name, name))
         if model is None:
             known = ", ".join([*self.models, *self.aliases])
-            raise UnknownModelError(f"there is no model {name!r} here; there are: {known}")
+            raise UnknownModelError(f"there is no model {name[:200]!r} here; there are: {known}")
         return model
 
     def close(self) -> None:
