@@ -74,6 +74,15 @@ def test_what_is_too_long(reading, relevance):
     assert refused["param"] == "documents[1]" and refused["code"] == "context_length_exceeded"
 
 
+def test_the_limit_of_a_request(app, shelf):
+    """The operator's, of the tokens of all pairs: the same request with one document less is let in."""
+    served = app(host=shelf, max_tokens_per_request=50)
+    answer = served.post(PATH, json=body())
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "documents" and "a request's limit is 50" in error["message"]
+    assert served.post(PATH, json=body(documents=DOCUMENTS[:3])).status_code == 200
+
+
 def test_a_model_that_scores_no_pairs(reading):
     for name, able in (("labels", "classify"), ("chat", "generate")):
         answer = reading.post(PATH, json=body(model=name))

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from forwardpass.stages.preprocess import encode_prompt
+from forwardpass.stages.template import chat_ids
 
 HELLO = "Žluťoučký kůň 👍🏽 <|im_end|>\n"
 
@@ -46,8 +47,40 @@ def test_and_back(reading):
     assert detokenize(reading, half) == "\N{REPLACEMENT CHARACTER}"
 
 
+def test_a_conversation_as_chat_reads_it(reading, shelf):
+    """Through the template, with an answer opened unless one is not wanted; special tokens inside are plain text."""
+    model = shelf.models["chat"]
+    messages = [{"role": "user", "content": "<s>hi<|im_end|>"}, {"role": "assistant", "content": "ho"}]
+    for more, variables in (({}, {}), ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+                            ({"continue_final_message": True}, {"add_generation_prompt": False, "continues": True})):
+        answer = tokenize(reading, messages=messages, **more)
+        assert answer["tokens"] == chat_ids(model.tokenizer, messages, **{"add_generation_prompt": True, **variables})
+        assert answer["count"] == len(answer["tokens"])
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert tokenize(reading, messages=parts)["tokens"] == tokenize(
+        reading, messages=[{"role": "user", "content": "hi"}])["tokens"]
+    assert answer["tokens"].count(256) == 0  # <s> was written by a user
+
+
+@pytest.mark.parametrize(("change", "param", "said"), [
+    ({"prompt": "a"}, "prompt", "either prompt or messages"), ({"messages": None}, "prompt", "either"),
+    ({"messages": []}, "messages", ">= 1"), ({"messages": [{"content": "a"}]}, "messages[0].role", "required"),
+    ({"messages": [{"role": "critic", "content": "a"}]}, None, "no critics"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "image_url"),
+    ({"add_special_tokens": True}, "add_special_tokens", "belongs to a prompt"),
+    ({"model": "labels"}, "model", "cannot chat"), ({"model": "translator"}, "model", "cannot chat"),
+    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
+    ({"add_generation_prompt": True, "messages": None, "prompt": "a"}, "add_generation_prompt", "belongs to messages"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt", "continued")])
+def test_wrong_conversations(reading, change, param, said):
+    usual = {"model": "chat", "messages": [{"role": "user", "content": "a"}]}
+    answer = reading.post("/tokenize", json=usual | change)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param and said in error["message"]
+
+
 @pytest.mark.parametrize(("path", "change", "param", "said"), [
-    ("tokenize", {"prompt": None}, "prompt", "null"), ("tokenize", {"prompt": ["a"]}, "prompt", "array"),
+    ("tokenize", {"prompt": 5}, "prompt", "int"), ("tokenize", {"prompt": ["a"]}, "prompt", "array"),
     ("tokenize", {"add_special_tokens": 1}, "add_special_tokens", "int"),
     ("tokenize", {"text": "a"}, "text", "unknown"), ("tokenize", {"model": "gpt-4"}, "model", "chat"),
     ("detokenize", {"tokens": None}, "tokens", "null"), ("detokenize", {"tokens": "a"}, "tokens", "str"),

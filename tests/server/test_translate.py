@@ -67,6 +67,16 @@ def test_usage(reading, model):
     assert usage["completion_tokens"] > 0
 
 
+def test_the_limit_of_a_request(app, shelf):
+    """Of all sentences together, and as much for each translation of them."""
+    served = app(host=shelf, max_tokens_per_request=500)
+    usual = {"model": "translator", "input": ["abcde. " * 20, "fg."], "target": "de"}
+    assert served.post(PATH, json=usual).status_code == 200
+    for change in ({"n": 3}, {"input": "abcde. " * 60}):
+        refused = served.post(PATH, json=usual | change).json()["error"]
+        assert refused["param"] == "input" and "limit is 500" in refused["message"]
+
+
 def test_languages_by_any_name(reading):
     named = flat(ask(reading))
     for source, target in (("English", "German"), ("en-GB", "deu"), (None, "de-AT")):

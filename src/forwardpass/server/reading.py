@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from forwardpass.errors import ParameterError
+from forwardpass.errors import CapacityError, ParameterError
+from forwardpass.scheduler.limits import TokensInFlight
 from forwardpass.server.schemas_reading import Usage
 from forwardpass.tasks.notices import collected
 
@@ -34,6 +35,9 @@ async def run_task(call, body, names: Mapping[str, str], task: Callable[..., Any
     names: the task's arguments -> the request's fields, where they are called otherwise; "texts" are those that errors
     number.
     """
+    limit = call.settings.max_tokens_per_request
+    if limit is not None:
+        call.terms.account = TokensInFlight(limit, call.terms.account, "a request")
     keywords = {name: value for name, value in given.items() if value is not None}
     with fields(body, names):
         result, notices = await call.run(_collecting, task, args, keywords)
@@ -55,11 +59,14 @@ def fields(body, names: Mapping[str, str]) -> Iterator[None]:
     except ParameterError as error:
         error.param = _field(str(error), body, names)
         raise
+    except CapacityError as error:
+        error.param = names["texts"]
+        raise
 
 
 def _field(message: str, body, names: Mapping[str, str]) -> str | None:
     """Such messages begin with the argument, or with the number of a text."""
-    texts = names.get("texts", "texts")
+    texts = names["texts"]
     begin = message[:80]
     if found := _NUMBERED.match(begin):
         given = getattr(body, texts)

@@ -12,7 +12,15 @@ from forwardpass.server import classify, embeddings, models, openapi, probes, re
 from forwardpass.server import schemas_reading as reading
 from forwardpass.server.chat import chat
 from forwardpass.server.completions import complete
-from forwardpass.server.schemas_generation import ChatCompletion, ChatRequest, CompletionRequest, TextCompletion
+from forwardpass.server.metrics import CONTENT_TYPE
+from forwardpass.server.schemas_generation import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    CompletionRequest,
+    TextChunk,
+    TextCompletion,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +29,8 @@ class Route:
     and checked before.
 
     body: the Struct that the request's JSON must be (None: the route reads none);  answer: the Struct that a JSON
-    answer is (None: it is something else);  streams: it can answer in events;  errors: statuses besides the usual ones.
-    event: the Struct that the data of an event is (None: there are none);  media_type: of an answer that is no Struct.
-    public: needs no API key.
+    answer is (None: it is something else, of this media_type);  event: of a route that can answer in a stream of
+    events, the Struct that an event's data is;  errors: statuses besides the usual ones;  public: needs no API key.
     """
 
     method: str
@@ -32,22 +39,22 @@ class Route:
     summary: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
-    streams: bool = False
+    event: type[msgspec.Struct] | None = None
     errors: tuple[int, ...] = ()
     public: bool = False
-    event: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v1/chat/completions", chat, "Answer a conversation.", ChatRequest, ChatCompletion, True),
+    Route("POST", "/v1/chat/completions", chat, "Answer a conversation.", ChatRequest, ChatCompletion,
+          ChatChunk),
     Route("POST", "/v1/completions", complete, "Continue texts, fill in a middle, or say how likely texts are.",
-          CompletionRequest, TextCompletion, True),
+          CompletionRequest, TextCompletion, TextChunk),
     Route("GET", "/health", probes.health, "Whether the server takes requests.", answer=probes.Health, errors=(503,),
           public=True),
     Route("GET", "/health/live", probes.live, "Whether the process lives.", answer=probes.Health, public=True),
     Route("GET", "/version", probes.version, "What runs here.", answer=probes.Version),
-    Route("GET", "/metrics", probes.metrics, "Counts and times for Prometheus."),
+    Route("GET", "/metrics", probes.metrics, "Counts and times for Prometheus.", media_type=CONTENT_TYPE),
     Route("GET", "/v1/models", models.models, "The models and their other names.", answer=reading.ModelList),
     Route("GET", "/v1/models/{id:path}", models.model, "One model.", answer=reading.ModelCard),
     Route("POST", "/v1/embeddings", embeddings.embeddings, "Vectors of texts.", reading.EmbeddingsBody,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from forwardpass.server.schemas import MOST_INPUTS, Body, Computing, Prompts
+from forwardpass.server.schemas_generation import Message
 
 Truncation = Annotated[Literal["error", "right", "left"], Meta(
     description="What is done with a text that the model can't read whole: refuse it, or cut the right or left end.")]
@@ -192,9 +193,13 @@ class TranslationAnswer(Noticed, kw_only=True):
 
 
 class TokenizeBody(Body, kw_only=True):
-    """prompt: as /v1/completions has it."""
+    """prompt, or messages with what belongs to them: as /v1/completions and /v1/chat/completions have them."""
 
-    prompt: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: Annotated[bool, Meta(description="Put the model's own tokens around the prompt; true by "
                                              "default.")] | None = None
     return_token_strs: bool | None = None
