@@ -135,13 +135,17 @@ class Client:
                 body["ignore_eos"] = True
         return json.dumps(body | self.extra).encode()
 
-    async def ask(self, content, wanted: int, *, planned: float | None = None, turn: int = 0,
-                  keep_text: bool = False) -> Record:
-        """One request; whatever goes wrong with it is in its record. planned: when it should have been sent."""
+    async def ask(self, content, wanted: int, *, planned: float | None = None, keep_text: bool = False,
+                  record: Record | None = None) -> Record:
+        """One request; whatever goes wrong with it is in its record.
+
+        planned: when it should have been sent;  record: to fill, for who wants to see it before the request is done.
+        """
         body = self.body(content, wanted)
-        now = perf_counter()
-        record = Record(now if planned is None else planned, wanted if self.api != "embeddings" else 0, turn)
-        record.sent = now
+        record = Record() if record is None else record
+        record.wanted = wanted if self.api != "embeddings" else 0
+        record.sent = perf_counter()
+        record.planned = record.sent if planned is None else planned
         http = self._http
         try:
             async with self._session.post(self.root + PATHS[self.api], data=body) as response:

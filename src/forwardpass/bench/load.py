@@ -101,13 +101,15 @@ class Talks:
 
 
 class Runner:
-    """Runs level after level against one server. pid: the server's process, if it is on this machine;  progress: called
-    as progress(requests done, all or 0) now and then."""
+    """Runs level after level against one server.
+
+    pid: the server's process, if it is on this machine;  progress: called as progress(requests done, all or 0);
+    first: number of the first conversation. Numbers go on from level to level, so that none repeats another's prompts.
+    """
 
     def __init__(self, client: Client, texts: Texts, pid: int | None = None,
-                 progress: Callable[[int, int], None] = lambda done, total: None):
-        self._client, self._texts, self._pid, self._progress = client, texts, pid, progress
-        self._next = 0  # number of the next conversation, over all levels: no level repeats another's prompts
+                 progress: Callable[[int, int], None] = lambda done, total: None, first: int = 0):
+        self._client, self._texts, self._pid, self._progress, self._next = client, texts, pid, progress, first
 
     async def run(self, load: Load) -> Level:
         talks, records = Talks(load, self._texts), []
@@ -176,7 +178,7 @@ class Runner:
             so_far += text
             chat.append({"role": "user", "content": text})
             record = await self._client.ask(list(chat) if self._client.api == "chat" else so_far, wanted,
-                                            planned=planned, turn=turn, keep_text=not last)
+                                            planned=planned, keep_text=not last)
             records.append(record)
             self._progress(len(records), (load.requests or 0) * load.turns)
             if record.error or last:

@@ -14,9 +14,8 @@ class Record:
     times: when text arrived;  error: the kind of failure, None = it went well;  message: what the server said of it;
     text: the answer, where a next turn needs it."""
 
-    planned: float
+    planned: float = 0.0
     wanted: int = 0
-    turn: int = 0
     sent: float = 0.0
     end: float = 0.0
     times: list[float] = field(default_factory=list)
