@@ -184,7 +184,8 @@ def stream_of(host, letter, send, pause_s=15.0, **more):
 
     model = host.find("m")
     body = msgspec.convert(chat(letter, **more), ChatRequest)
-    call = SimpleNamespace(id="req-1", started=None, log={})
+    call = SimpleNamespace(id="req-1", started=None, log={}, came=[])
+    call.news = call.came.append
     ids = model.tokenizer.encode(letter, add_special_tokens=False, parse_special=False)
     answers = Answers.ask(call, model, [ids], [model.answer_params({"max_new_tokens": 4000})])
     answers.call.started = answers.requests[0].started
@@ -202,6 +203,7 @@ def test_what_a_step_brings_is_one_send(script_host):
     assert sent[0]["type"] == "http.response.start" and sent.bodies[0].count(b"data: ") >= 2  # role and first text
     assert [one["more_body"] for one in sent[1:]] == [True] * (len(sent) - 2) + [False]
     assert sent.bodies[-1].endswith(b"data: [DONE]\n\n")
+    assert sum(answers.call.came) == 12
     assert answers.call.log["finish"] == "stop" and answers.call.log["completion_tokens"] == 12
 
 

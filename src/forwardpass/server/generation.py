@@ -240,8 +240,8 @@ class Answers:
         ends = {choice.finish_reason or "cancelled" for one in self.requests for choice in one.choices}
         self.call.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens,
                              cached_tokens=usage.prompt_tokens_details.cached_tokens, finish=",".join(sorted(ends)))
-        if first:
-            self.call.log["ttft"] = min(first) - self.call.started
+        if first:  # of a stream it is known already
+            self.call.log.setdefault("ttft", round(min(first) - self.call.started, 6))
 
 
 def check_answers(body: Sampling, prompts: int, best_of: int | None = None) -> None:

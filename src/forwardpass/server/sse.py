@@ -120,9 +120,11 @@ class EventStream(Response):
     async def __call__(self, scope: dict, receive, send) -> None:
         wire = Wire(send, self._pause)
         events, answers = self._events, self._events.answers
+        side_by_side = sum(len(request.choices) for request in answers.requests)
         out: list[bytes] = []
         try:
             async for batch in news_of(answers.requests):
+                answers.call.news(-(-len(batch) // side_by_side))
                 for request, number, piece in batch:
                     events.take(request, number, piece, out)
                 if out:
