@@ -29,8 +29,10 @@ from forwardpass.stages.template import chat_ids
 
 ROLES = ("developer", "system")
 """What the first is called in templates that don't know it."""
-OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""Variables of a template that chat_template_kwargs may not set."""
+OWN = frozenset({"tokenizer", "messages", "template", "continues", "add_generation_prompt", "continue_final_message",
+                 "tools", "documents"})
+"""What chat_template_kwargs may not set, beside the special tokens that the model's files name: what is set elsewhere,
+or would let a client bring a template."""
 
 
 async def chat(call, body: ChatRequest) -> ChatCompletion | EventStream:
@@ -66,8 +68,8 @@ def prompt_ids(model, messages: Sequence[Message], *, add_generation_prompt: boo
         raise wrong("add_generation_prompt", "no answer is opened behind a message that is continued: leave it out, or "
                     "set continue_final_message to false")
     for name in variables or ():
-        if name in OWN:
-            raise wrong("chat_template_kwargs", f"{name} is not set here: it has a field of its own, or no meaning")
+        if name in OWN or name in model.tokenizer.template_variables:
+            raise wrong("chat_template_kwargs", f"{name!r} is no setting that a template leaves to a request")
     try:
         return chat_ids(model.tokenizer, [_plain(model, number, one) for number, one in enumerate(messages)],
                         add_generation_prompt=add_generation_prompt is not False,

@@ -71,9 +71,9 @@ def _seed(seed: int | None) -> int | None:
 def parameters(model, body: Sampling, length: Length, logprobs: int | None) -> SamplingParams:
     """The parameters of a request. logprobs: how many of the likeliest tokens are reported with each token, None = not
     even its own. ApiError that names the API's field."""
-    longest = length.asked or None
-    if longest is None and not _says_length(model):
-        longest = model.spec.max_position_embeddings  # until `fitted` knows the prompt
+    longest, context = length.asked or None, model.spec.max_position_embeddings
+    if longest is not None or not _says_length(model):
+        longest = min(longest or context, context)  # `fitted` says what fits, once the prompt is known
     given = {"max_new_tokens": longest, "num_return_sequences": length.answers, "logprobs": logprobs}
     try:
         return model.answer_params({**sampling(body), **given})

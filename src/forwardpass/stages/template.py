@@ -32,7 +32,8 @@ def render(
     try:
         compiled = _compiled(template)
         parts, size = [], 0
-        for part in compiled.generate(messages=messages, add_generation_prompt=add_generation_prompt, **variables):
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **variables}
+        for part in compiled.generate(given):
             size += len(part)
             limits.need(size)
             parts.append(part)
