@@ -95,6 +95,24 @@ def test_translate(tmp_path):
     assert positive(result["ours"]) and positive(result["of_limit"]) and "| ours " in table
 
 
+def test_serve_without_peers(smollm2_path, tmp_path):
+    plot, nobody = tmp_path / "curve.png", str(tmp_path / "nobody")
+    table, result = run("serve.py", "--model", str(smollm2_path), "--peer", "llama-server", "--llama-server", nobody,
+                        "--peer", "vllm", "--peer-python", nobody, "--plot", str(plot))
+    assert result.keys() >= CONTRACT and result["bench"] == "serve" and result["percentiles"] == "nearest rank"
+    assert result["missing"].keys() == {"llama-server", "vllm"} and nobody in result["missing"]["vllm"]
+    assert result["peers"] == result["ratio"] == result["versions"] == {}
+    assert result["ours"].keys() == {"output_tok_s", "ttft_ms", "itl_ms", "greeting_ms", "prefix", "itl_while_long_ms",
+                                     "long_ttft_ms", "ready_s"}
+    assert result["ours"]["output_tok_s"].keys() == {"1", "8", "32"}
+    assert positive(result["ours"]) and positive(result["of_limit"])
+    assert result["ours_library"] > 0 and result["server_of_library"] > 0
+    levels = result["curves"]["ours"]
+    assert [level["load"]["concurrency"] for level in levels] == [1, 2, 4, 8, 16, 32]
+    assert all(level["ok"] == level["requests"] and level["short"] == 0 for level in levels)
+    assert plot.read_bytes().startswith(b"\x89PNG") and "| output tok/s, 32 at once" in table
+
+
 @pytest.mark.parametrize("op", ["linear", "attention"])
 def test_kernels_are_compared_before_they_are_timed(op):
     table, result = run("kernels.py", "--op", op, "--format", "Q4", "--isa", "scalar")
