@@ -1,0 +1,163 @@
+"""Hundreds of random mixes: whatever else an engine does, each request's tokens, text, log-probabilities and finish
+reasons are == those of the same request alone on an idle engine.
+
+Prompts that share beginnings, sampled and greedy, several answers, beams, stop strings, priorities, salts, deadlines,
+requests given up at any moment, a KV memory that is too small for all of them, steps of any size. By hand, where every
+step is decided by the seed; driven by a thread, with several models on one memory; and over HTTP.
+
+A failure names the seed of its mix: `-k` and the seed run it again.
+"""
+
+import asyncio
+import random
+from time import perf_counter
+
+import pytest
+
+import tiny_chat
+from forwardpass.asynchronous import news
+from forwardpass.errors import DeadlineError
+from forwardpass.scheduler.terms import Terms
+from forwardpass.tasks.host import Host
+from forwardpass.tasks.model import Model
+from mixes import Alone, Mixer, begins_alike, seen
+
+CONTEXT = 1024
+KINDS = {  # name -> changes of the tiny model's configuration
+    "llama": {},
+    "windows": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 70},
+    "growing": {"max_position_embeddings": 96, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}},
+}
+BY_HAND, DRIVEN = 120, 40
+"""Mixes of a default run. The marker `soak` runs ten times as many."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """alone[kind]: the answers of a tiny model of that kind, each computed alone."""
+    made = tmp_path_factory.mktemp("mixes")
+    found = {kind: Alone(tiny_chat.write(made / kind, **{"max_position_embeddings": CONTEXT} | changes))
+             for kind, changes in KINDS.items()}
+    yield found
+    for one in found.values():
+        one.close()
+
+
+def blocks_for(rng, alone, wishes):
+    """Room for the greatest of the wishes, and perhaps a little more."""
+    return max(map(alone.blocks, wishes)) + rng.choice([0, 1, 3, 10, 60])
+
+
+def nothing_is_left(engine):
+    """Whatever became of its requests, an engine holds nothing but kept texts, and these can go."""
+    assert not engine.busy and not engine.scheduler.running and not engine.scheduler.waiting
+    engine.prefixes.clear()
+    assert engine.cache.free == engine.cache.size
+
+
+def check(wish, request, pieces):
+    """Of a request that has ended, the whole answer; of one that left, its beginning."""
+    if wish.beams == 1:
+        assert begins_alike([(number, piece.token_id) for number, piece in pieces], wish.expected)
+    if request.error is not None:
+        assert isinstance(request.error, DeadlineError) and wish.deadline is not None
+        return
+    if any(choice.finish_reason == "cancelled" for choice in request.choices):
+        assert wish.leaves is not None
+        return
+    assert seen(request) == wish.expected
+    for number, choice in enumerate(request.choices):
+        assert "".join(piece.text for one, piece in pieces if one == number) == choice.text
+
+
+def by_hand(seed, alone):
+    rng = random.Random(seed)
+    kind = rng.choice(list(alone))
+    solo = alone[kind]
+    wishes = Mixer(rng, solo).wishes(rng.randint(2, 14))
+    model = Model(solo.opened, blocks_for(rng, solo, wishes) * solo.block_bytes())
+    engine = model.engine
+    engine.scheduler.step_tokens = rng.choice([1, 3, 16, 64, 100, 512])
+    waiting, running, got = list(wishes), {}, {}
+    steps = 0
+    while waiting or running:
+        for wish in [one for one in waiting if one.after <= steps]:
+            waiting.remove(wish)
+            with Terms(priority=wish.priority, salt=wish.salt):
+                running[wish.number] = engine.add(wish.ids, model.answer_params(wish.params))
+            got[wish.number] = []
+        engine.step(rng.choice([None, 0.0, 0.01]), rng.random() < 0.7)
+        steps += 1
+        for number, request in list(running.items()):
+            got[number] += request.pieces
+            request.pieces.clear()
+            wish = wishes[number]
+            if wish.leaves is not None and len(got[number]) >= wish.leaves:
+                engine.cancel(request)
+            if request.done:
+                check(wish, request, got[number])
+                del running[number]
+        assert steps < 20_000, "nothing happens any more"
+    preemptions = engine.scheduler.preemptions
+    nothing_is_left(engine)
+    engine.close()
+    return preemptions
+
+
+@pytest.mark.parametrize("seed", range(BY_HAND))
+def test_by_hand(alone, seed):
+    by_hand(seed, alone)
+
+
+def driven(seed, alone):
+    """All kinds of models at the same time, on one memory, stepped by one thread."""
+    rng = random.Random(seed)
+    wishes = {kind: Mixer(rng, solo).wishes(rng.randint(1, 8)) for kind, solo in alone.items()}
+    least = sum(blocks_for(rng, alone[kind], wishes[kind]) * alone[kind].block_bytes() for kind in wishes)
+    host = Host({kind: solo.opened.path for kind, solo in alone.items()}, kv_memory=least * len(alone), threads=1)
+    for model in host.models.values():
+        model.engine.scheduler.step_tokens = rng.choice([3, 16, 64, 512])
+
+    async def ask(kind, wish):
+        model = host.models[kind]
+        await asyncio.sleep(wish.after * 1e-3)
+        if rng.random() < 0.1:
+            wish.deadline = rng.random() * 0.05
+        until = None if wish.deadline is None else perf_counter() + wish.deadline
+        terms, pieces = Terms(wish.priority, until, "", wish.salt, host.account), []
+        try:
+            with terms:
+                request = model.ask(wish.ids, model.answer_params(wish.params))
+        except DeadlineError:
+            assert wish.deadline is not None
+            return
+        stream = news(request)
+        try:
+            while wish.leaves is None or len(pieces) < wish.leaves:
+                pieces += await anext(stream)
+        except (StopAsyncIteration, DeadlineError):
+            pass
+        await stream.aclose()
+        while not request.done:
+            await asyncio.sleep(0.001)
+        check(wish, request, pieces)
+
+    async def all_of_them():
+        await asyncio.gather(*(ask(kind, wish) for kind, some in wishes.items() for wish in some))
+
+    with host:
+        asyncio.run(asyncio.wait_for(all_of_them(), 60))
+        assert host.account.taken == 0 and host.driver.restarts == 0 and host.driver.failures == 0
+        for model in host.models.values():
+            nothing_is_left(model.engine)
+
+
+@pytest.mark.parametrize("seed", range(DRIVEN))
+def test_driven(alone, seed):
+    driven(seed, alone)
+
+
+def test_the_mixes_do_what_they_are_for(alone):
+    """Some of them really have too little memory."""
+    assert sum(by_hand(seed, alone) for seed in range(BY_HAND, BY_HAND + 8)) > 0
