@@ -86,8 +86,5 @@ class Bench:
         assert all(source.holders == n and source.blocks for source, n in sources.items())
         assert not any(one.source.blocks or one.source.read for one in s.waiting
                        if one.source is not None and one.source not in sources)
-        self.cache.check_holders([*(one.tables for one in s.running), *self.kept()],
+        self.cache.check_holders([one.tables for one in s.running], self.prefixes,
                                  [text.blocks for text in [*sources, *s._lent]])
-
-    def kept(self):
-        return [kept.tables for kept in self.prefixes._texts.values()]

@@ -72,11 +72,11 @@ def test_prefix_hits(model, prompts, alone):
 
 def test_preemption(model, prompts, alone, monkeypatch):
     now = model.engine
-    monkeypatch.setattr(model, "_engine", Engine(now.network, now.facts, now.tokenizer, 4))
-    batch = [prompts[3], prompts[2][:60], prompts[1], prompts[2]]
-    answers = [facts(one) for one in model.generate(batch, **GREEDY)]
+    batch = [prompts[2][:60], prompts[3][:60], prompts[3][9:69], prompts[1], prompts[3]]  # three grow at the same time
+    expected = [facts(model.generate(prompt, **GREEDY)) for prompt in batch[:3]] + [alone[1], alone[3]]
+    monkeypatch.setattr(model, "_engine", Engine(now.network, now.facts, now.tokenizer, 5))
+    assert [facts(one) for one in model.generate(batch, **GREEDY)] == expected
     assert model.engine.scheduler.preemptions > 0
-    assert [answers[0], answers[2], answers[3]] == [alone[3], alone[1], alone[2]]
 
 
 def test_threads(smollm2_path, model, prompts, alone):

@@ -190,6 +190,8 @@ def test_answers_are_the_same_in_any_company(case, dtype, kv, opened):
         leaving = asked(engine, SOURCES[4], num_beams=3, max_new_tokens=50)
         for _ in range(5):
             engine.step()
+        if blocks < 200:
+            engine.scheduler._preempt(engine.scheduler.running[-1])
         engine.cancel(leaving)
         engine.run(list(requests.values()))
         assert [facts(requests[i]) for i in range(len(REQUESTS))] == expected

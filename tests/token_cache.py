@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from forwardpass.cache.blocks import blocks_for
-from forwardpass.cache.tables import KvCache
+from forwardpass.cache.budget import Budget
+from forwardpass.cache.prefix import _key
+from forwardpass.cache.tables import KvCache, Table
 from forwardpass.contracts import PAGE
 
 BLOCK_BYTES = 10
@@ -37,8 +39,8 @@ class TokenCache(KvCache):
         self.memories = [Memory(size // BLOCK_BYTES) for _ in windows]
         self.windows = windows
         self.source_memory = Memory(size // BLOCK_BYTES) if pair else None
-        super().__init__(self.memories, windows, size, step_tokens, self.source_memory)
-        self.pools = [group.pool for group in self._groups]
+        super().__init__(self.memories, windows, Budget(size), step_tokens, self.source_memory)
+        self.pools = [group.pool for group in self.groups]
 
     def compute(self, tables, tokens, begin, end):
         """Positions begin to end of a text, as a step does: what it sees must be there and be this text's."""
@@ -73,15 +75,51 @@ class TokenCache(KvCache):
             assert self.source_memory.slots[blocks[i // PAGE]][i % PAGE] == token, "a block holds another source"
 
     def used(self):
+        """Blocks that somebody holds besides kept texts, by group."""
+        return [sum(pool.holders(block) > 0 and not pool.idle(block) for block in range(pool.size))
+                for pool in self.pools]
+
+    def held(self):
         """Blocks that somebody holds, by group."""
         return [sum(pool.holders(block) > 0 for block in range(pool.size)) for pool in self.pools]
 
-    def check_holders(self, texts, sources=()):
-        """The holders of every block are exactly the tables, or the one source, that name it."""
+    def check_holders(self, texts, prefixes=None, sources=()):
+        """The holders of every block are exactly the tables, the kept pages, or the one source, that name it."""
+        texts = list(texts)
+        if prefixes is not None:
+            pages = self.check_kept(prefixes)
+            texts += [[Table(0, [block] if block is not None else []) for block in node.blocks] for node in pages]
         for g, pool in enumerate(self.pools):
             held = Counter(block for tables in texts for block in tables[g].blocks)
             assert all(len(set(tables[g].blocks)) == len(tables[g].blocks) for tables in texts)
             assert all(pool.holders(block) == held[block] for block in range(pool.size))
         held = [block for blocks in sources for block in blocks]
         assert len(set(held)) == len(held) and all(self.sources._pool.holders(block) == 1 for block in held)
-        assert self.size - self.free == (sum(self.used()) + len(held)) * BLOCK_BYTES
+        assert self.size - self.free == (sum(self.held()) + len(held)) * BLOCK_BYTES
+
+    def check_kept(self, prefixes):
+        """The kept pages, each before the one it follows; they are found by their tokens, hold what these say, and what
+        nobody else holds of them counts as idle."""
+        order = {node: i for i, (node, owner) in enumerate(self.budget.pages.items()) if owner() is prefixes}
+        seen, idle = [], 0
+        for root in prefixes._roots.values():
+            assert root.followers and root.parent is None
+            nodes = [root]
+            for node in nodes:
+                assert node.keys == sorted(node.followers) and all(key == f.key for key, f in node.followers.items())
+                nodes += node.followers.values()
+                if node is root:
+                    continue
+                seen.append(node)
+                assert node.pages == node.parent.pages + 1 and len(node.key) <= 4 * PAGE
+                assert len(node.key) == 4 * PAGE or not node.followers
+                assert node.parent is root or order[node] < order[node.parent]
+                for pool, memory, block in zip(self.pools, self.memories, node.blocks, strict=True):
+                    if block is not None:
+                        idle += BLOCK_BYTES * (pool.holders(block) == 1)
+                        tokens = [memory.slots[block][i] for i in range(len(node.key) // 4)]
+                        assert _key([t[0] if isinstance(t, tuple) else t for t in tokens]) == node.key
+        assert set(seen) == set(order) and len(seen) == len(order)
+        assert self.budget.idle == idle == sum(pool.share_of_budget.idle for pool in self.pools)
+        assert all(node in order and node.blocks[g] is not None for node, g in self.budget.passed)
+        return seen

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from forwardpass.cache.budget import Budget
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
 from forwardpass.decoding.beams import BeamSearch
@@ -57,8 +58,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.memory, size = _memory(network, blocks)
         own = len(network.groups) - (network.encoder is not None)  # the last group is that of the sources
-        self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], size, STEP_TOKENS,
-                             *self.memory[own:])
+        self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], Budget(size),
+                             STEP_TOKENS, *self.memory[own:])
         self.prefixes = PrefixCache(self.cache)
         self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes)
         self.run_ahead_s = RUN_AHEAD_S

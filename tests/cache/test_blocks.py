@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forwardpass.cache.blocks import BlockPool, Budget, blocks_for
+from forwardpass.cache.blocks import BlockPool, blocks_for
+from forwardpass.cache.budget import Budget
 
 
 class Memory:
@@ -65,6 +66,24 @@ def test_copies_go_to_a_block_of_their_own():
     assert pool.copy(block) == copy and memory.calls == [("copy", block, copy)] * 2  # nothing to clear before
     pool.give_back(copy)
     assert pool.take() == copy and memory.calls[2:] == [("clear", copy)]
+
+
+def test_a_kept_block_is_idle_while_nobody_else_holds_it():
+    pool = BlockPool(Memory(2))
+    budget, block = pool.budget, pool.take()
+    pool.keep(block)
+    assert not pool.idle(block) and (budget.held, budget.idle, pool.holders(block)) == (10, 0, 2)
+    for _ in range(2):
+        pool.give_back(block)
+        assert pool.idle(block) and (budget.held, budget.idle, budget.room) == (10, 10, 20)
+        pool.share(block)
+        assert not pool.idle(block) and (budget.idle, budget.room) == (0, 10)
+    pool.drop(block)
+    assert not pool.idle(block) and (budget.held, budget.idle) == (10, 0)
+    pool.keep(block)
+    pool.give_back(block)
+    pool.drop(block)
+    assert (budget.held, budget.idle, pool.free) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("wrong", ["give_back", "share"])

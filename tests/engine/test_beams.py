@@ -83,7 +83,7 @@ def test_a_batch_gives_what_each_gives_alone(source, blocks):
     requests = [start(engine, *texts, **given | {"max_new_tokens": 40})
                 for texts, given in zip(prompts, kinds, strict=True)]
     engine.run(requests)
-    assert (engine.scheduler.preemptions > 0) == (blocks == 9)
+    assert (engine.scheduler.preemptions > 0) == (blocks == 9 and source is None)
     for (prompt, own), given, request in zip(prompts, kinds, requests, strict=True):
         if "num_beams" in given:
             assert answers(request) == searched(prompt, own, **given | {"max_new_tokens": 40})
@@ -99,7 +99,7 @@ def test_a_search_that_just_fits_goes_on_whatever_else_wants_room(source):
     given = {"num_beams": 3, "max_new_tokens": 90}
     requests = [start(engine, [i] * 30, source and [i] * 70, **given) for i in range(6)]
     engine.run(requests)
-    assert engine.scheduler.preemptions > 5 and idle(engine)
+    assert engine.scheduler.preemptions > 3 and idle(engine)
     for i, request in enumerate(requests):
         assert answers(request) == searched([i] * 30, source and [i] * 70, noisy, **given)
 

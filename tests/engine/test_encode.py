@@ -266,13 +266,13 @@ def test_generation_goes_on_beside_texts_and_they_beside_it():
 
 
 def test_preempted_texts_are_read_again_and_give_the_same():
-    engine = make(blocks=6)
-    old = start(engine, [9] * 124, max_new_tokens=20)
+    engine = make(blocks=7)
+    old = start(engine, [9] * 124, max_new_tokens=75)
     engine.step()
     Rows(engine)
     engine.network.project = lambda hidden, rows: np.eye(VOCAB, dtype=np.float32)[[5] * len(rows)]
     ids = RNG.integers(0, VOCAB, 256).tolist()
-    engine.scheduler.step_tokens = 40  # so that it takes steps in which the other one grows
+    engine.scheduler.step_tokens = 4  # so that it takes steps in which the other one grows
     job = asked(engine, [ids])
     while not job.done:
         engine.step()
@@ -290,10 +290,10 @@ def test_a_decoder_has_no_room_for_some_texts():
 
 
 def test_rows_of_a_text_that_had_to_start_over_are_passed_on_once():
-    engine = make(blocks=5)
-    old = start(engine, [9] * 120, max_new_tokens=40)
+    engine = make(blocks=6)
+    old = start(engine, [9] * 120, max_new_tokens=80)
     engine.step()
-    engine.scheduler.step_tokens = 20
+    engine.scheduler.step_tokens = 3
     Rows(engine)
     engine.network.project = lambda hidden, rows: np.eye(VOCAB, dtype=np.float32)[[5] * len(rows)]
     ids, found = RNG.integers(0, VOCAB, 190).tolist(), {}

@@ -30,10 +30,10 @@ def test_an_answer_is_what_the_script_makes_of_source_and_text():
 def test_a_batch_gives_what_each_gives_alone(ahead, blocks):
     """Also in little room, where requests yield their blocks, and run ahead."""
     engine = pair(ahead=ahead, blocks=blocks)
-    requests = [start(engine, [0], source, max_new_tokens=100) for source in SOURCES]
+    requests = [start(engine, [0], source, max_new_tokens=150) for source in SOURCES]
     engine.run(requests)
     for source, request in zip(SOURCES, requests, strict=True):
-        assert [request.completions()[0].token_ids] == alone([0], source=source, max_new_tokens=100)
+        assert [request.completions()[0].token_ids] == alone([0], source=source, max_new_tokens=150)
     assert (engine.scheduler.preemptions > 0) == (blocks == 14) and idle(engine)
     assert blocks == 14 or sum(map(len, engine.network.encoder.read)) == len(SOURCES)
 

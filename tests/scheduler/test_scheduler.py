@@ -63,7 +63,7 @@ def test_waiting_in_vain_drops_no_kept_text():
 
 
 def test_the_youngest_yields_and_nothing_is_lost():
-    bench = Bench(blocks=4)
+    bench = Bench(blocks=5)
     old, young = bench.add([1] * 120), bench.add([2] * 120)
     bench.step()
     for _ in range(20):

@@ -6,7 +6,8 @@ by the scheduler.
 
 from __future__ import annotations
 
-from forwardpass.cache.blocks import BlockPool, Budget, blocks_for
+from forwardpass.cache.blocks import BlockPool, blocks_for
+from forwardpass.cache.budget import Budget
 
 
 class SourceBlocks:
@@ -21,8 +22,9 @@ class SourceBlocks:
 
     def take(self, tokens: int) -> list[int] | None:
         """Blocks for so many tokens, or None, and nothing is held, if there are not enough."""
-        count = blocks_for(tokens)
-        return [self._pool.take() for _ in range(count)] if count <= self._pool.free else None
+        if not self._pool.budget.make_room(self.need(tokens)):
+            return None
+        return [self._pool.take() for _ in range(blocks_for(tokens))]
 
     def give_back(self, blocks: list[int]) -> None:
         for block in blocks:

@@ -66,7 +66,7 @@ class Job:
         """Queue what there is to compute."""
         self.scheduler = scheduler
         for sequence in self.sequences:
-            scheduler.add(sequence)
+            scheduler.add(sequence, self.terms)
 
     def take(self, item: Any, values: np.ndarray, begin: int, end: int) -> None:
         """Rows begin to end of `values` are what a step computed of one of its sequences or texts: hidden states, or

@@ -148,7 +148,7 @@ class CausalTexts(Reading):
             source = self._sources[index] if self._sources else None
             sequence = Computed(self._texts[index][0].tolist(), owner=self, index=index, rows=True, source=source)
             self.sequences.append(sequence)
-            self.scheduler.add(sequence)
+            self.scheduler.add(sequence, self.terms)
             queued += sequence.behind
 
 

@@ -40,6 +40,11 @@ class Request(Job):
     def read(self) -> int:
         return 0 if self.first_token is None else self._given
 
+    @property
+    def cached(self) -> int | None:
+        """How many tokens of the prompt were found in the cache when it was first computed; None before."""
+        return self.sequences[0].cached
+
     def timings(self) -> dict[str, float]:
         """Seconds: first_token and total since the request came, and the stages' shares of the steps it was in."""
         end = self.ended if self.ended is not None else perf_counter()

@@ -3,8 +3,8 @@
 A request in its first step is behind by its whole prompt, a running one by the token just chosen. A step takes work of
 requests in order of arrival until its token budget is spent; a long prompt is thereby cut into chunks that share steps
 with everybody's next tokens. Running out of cache blocks is handled here: kept texts are dropped first, then the
-youngest running request gives its blocks up and is computed again later, which changes nothing in its answer. A text
-whose growth changes the factors of all its rows is computed again in the same way.
+youngest running request gives its blocks up and is computed again later, which changes nothing in its answer. What was
+computed of it is a kept text meanwhile. A text whose growth changes the factors of all its rows is computed again, too.
 
 What an encoder reads is part of a step too, before the rows of sequences. A source is read in the step that starts the
 first sequence that attends to it, and keeps its blocks as long as any of them runs.
@@ -14,71 +14,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort_left, insort_right
 from collections import deque
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from forwardpass.cache.prefix import PrefixCache
-from forwardpass.cache.tables import KvCache, Table
+from forwardpass.cache.prefix import Found, PrefixCache
+from forwardpass.cache.tables import KvCache
+from forwardpass.contracts import PAGE
 from forwardpass.models.regimes import Regime, Regimes
+from forwardpass.scheduler.sequence import Plan, Sequence, Work
+from forwardpass.scheduler.terms import Terms
 from forwardpass.scheduler.texts import TEXT_ROWS, Text, TextQueues
 
 STEP_TOKENS = 512
 """Rows that one step computes at most: enough to fill the matrix units, few enough to keep others' tokens coming."""
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One text being computed. tokens: prompt and answer so far;  prompt: how many of them were given;
-    computed: how many are in the cache;  tables: the blocks it holds there, while it runs;
-    regime: what the rows computed so far depend on;  reused: how many it found in the cache when it was last started.
-
-    owner, index: whom its rows are for, and which of their sequences it is; nobody's once it has ended.
-    source: what it attends to in an encoder-decoder.  rows: all of its rows are wanted, so none may be taken from kept
-    texts, and no token follows.  order: of arrival; those of one request share it.
-    """
-
-    tokens: list[int]
-    prompt: int = 0
-    computed: int = 0
-    tables: list[Table] = field(default_factory=list)
-    regime: Regime = Regime()  # noqa: RUF009  immutable
-    reused: int = 0
-    owner: Any = None
-    index: int = 0
-    source: Text | None = None
-    rows: bool = False
-    order: int = 0
-
-    def __post_init__(self) -> None:
-        self.prompt = self.prompt or len(self.tokens)
-
-    @property
-    def behind(self) -> int:
-        return len(self.tokens) - self.computed
-
-    @property
-    def reuses(self) -> bool:
-        """Whether kept texts serve it and it may be kept: what depends on a source as well is found under no tokens."""
-        return self.source is None and not self.rows
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """`count` tokens of a sequence, from its first uncomputed one; final: afterwards its next token can be chosen."""
-
-    sequence: Sequence
-    count: int
-    final: bool
-
-
-class Plan(NamedTuple):
-    """One step. texts: what the encoder reads;  work: rows of sequences, computed after that."""
-
-    texts: list[Text]
-    work: list[Work]
 
 
 _order = attrgetter("order")
@@ -103,15 +52,17 @@ class Scheduler:
         self._arrivals = 0
         self._lent: list[Text] = []  # texts that got blocks for the newest step
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, terms: Terms = Terms()) -> None:  # noqa: B008  only read
         self._arrivals += 1
         sequence.order = self._arrivals
+        sequence.salt = terms.salt
         self.waiting.append(sequence)
 
     def plan(self) -> Plan:
         """The next step. Both parts are empty only if nothing is waiting or running."""
-        for sequence in [s for s in reversed(self.running) if self._regime(s) != s.regime]:
-            self._send_back(sequence)
+        if self.regimes.switch:
+            for sequence in [s for s in reversed(self.running) if self._regime(s) != s.regime]:
+                self._send_back(sequence)
         texts = self._next_texts() if self.texts else []
         plan = self._plan_rows(texts)
         while not plan.work and not plan.texts and self.waiting and self._take_from_idle():
@@ -150,13 +101,18 @@ class Scheduler:
         for work in plan.work:
             sequence = work.sequence
             steps = self.regimes.ahead(sequence.regime, len(sequence.tokens), steps)
-            self._grow(sequence, sequence.computed + steps)
+            self.cache.grow(sequence.tables, sequence.computed, sequence.computed + steps)
             steps = min(steps, self.cache.covered(sequence.tables) - sequence.computed)
         return steps
 
     def done(self, work: Work) -> None:
         """That work has been computed."""
-        work.sequence.computed += work.count
+        sequence = work.sequence
+        sequence.computed += work.count
+        if sequence.computed >= sequence.due:
+            sequence.kept = self.prefixes.publish(sequence.tokens, sequence.tables, sequence.computed, sequence.regime,
+                                                  sequence.salt, sequence.kept)
+            sequence.due = (sequence.computed // PAGE + 1) * PAGE
 
     def text_done(self, text: Text) -> None:
         """The encoder has read that text."""
@@ -182,12 +138,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
-        if keep and sequence.computed and sequence.reuses:
-            self.cache.trim(sequence.tables, sequence.computed)
-            self.prefixes.keep(sequence.tokens[: sequence.computed], sequence.tables, sequence.regime)
-            sequence.tables = []
-        else:
-            self._release(sequence)
+        self._release(sequence, keep)
 
     def drop_texts(self, queue: deque[Text]) -> None:
         """Nobody wants these texts any more."""
@@ -199,12 +150,13 @@ class Scheduler:
         """Another continuation of a sequence: shares its full blocks and owns a copy of the last, if there is room for
         one; otherwise, or if that one waits itself, it starts over and computes the same values again."""
         twin = Sequence(list(sequence.tokens), sequence.prompt, owner=sequence.owner, source=sequence.source,
-                        rows=sequence.rows, order=sequence.order)
+                        rows=sequence.rows, salt=sequence.salt, order=sequence.order, cached=sequence.cached)
         shared = self.cache.share(sequence.tables, sequence.computed) if sequence.tables else None
         if shared is None:
             insort_right(self.waiting, twin, key=_order)
         else:
             twin.computed, twin.tables, twin.regime = sequence.computed, shared, sequence.regime
+            twin.kept, twin.due = sequence.kept, sequence.due
             if twin.source is not None:
                 twin.source.holders += 1
             insort_right(self.running, twin, key=_order)
@@ -226,24 +178,22 @@ class Scheduler:
         return out
 
     def _start(self, sequence: Sequence) -> bool:
-        """Move a waiting sequence among the running if its whole text and its source have room beside what is running.
-        """
+        """Move a waiting sequence among the running if its whole text and its source have room beside what is running,
+        and these room to grow."""
         sequence.regime, source = self._regime(sequence), sequence.source
-        computed, tables = 0, None
-        if sequence.reuses:
-            # The last token is always computed: its hidden state is what the next one is chosen from.
-            limit = len(sequence.tokens) - 1
-            computed, tables = self.prefixes.match(sequence.tokens, limit, sequence.regime)
-        tables = tables or self.cache.empty()
-        missing = self.cache.missing(tables, computed, len(sequence.tokens)) - self.cache.free
-        if source is not None and not source.holders:
-            missing += self.cache.sources.need(len(source))
-        # Kept texts are dropped only if that is enough.
-        if missing > 0 and missing > self.prefixes.reclaimable():
-            self.cache.release(tables)
+        found = self._fitting(sequence)
+        tables = None if found is None else self.prefixes.take(found)
+        if tables is None:
             return False
-        sequence.tables, sequence.computed, sequence.reused = tables, computed, computed
-        self._grow(sequence, len(sequence.tokens))
+        sequence.tables, sequence.computed, sequence.reused = tables, found.positions, found.positions
+        if sequence.cached is None:
+            sequence.cached = found.positions
+            if sequence.reuses:
+                self.prefixes.asked += len(sequence.tokens)
+                self.prefixes.found += found.positions
+        if sequence.reuses:
+            sequence.kept, sequence.due = found.whole, (found.positions // PAGE + 1) * PAGE
+        self.cache.grow(sequence.tables, sequence.computed, len(sequence.tokens))
         if source is not None:
             if not source.holders:
                 source.blocks = self.cache.sources.take(len(source))
@@ -251,6 +201,25 @@ class Scheduler:
         self.waiting.remove(sequence)
         insort_right(self.running, sequence, key=_order)
         return True
+
+    def _fitting(self, sequence: Sequence) -> Found | None:
+        """What is kept of a sequence, if there is room for the rest of it. Nothing is dropped here: kept texts are only
+        if that is enough."""
+        length, source = len(sequence.tokens), sequence.source
+        # Whoever starts with the last blocks sends somebody back as soon as the others grow, perhaps itself.
+        grow = sum(not one.rows and one.order != sequence.order for one in self.running)
+        room = self.cache.budget.room - grow * self.cache.page_bytes
+        if source is not None and not source.holders:
+            room -= self.cache.sources.need(len(source))
+        # The last token is always computed: its hidden state is what the next one is chosen from.
+        limit = length - 1 if sequence.reuses else 0
+        while True:
+            found = self.prefixes.find(sequence.tokens, limit, sequence.regime, sequence.salt)
+            if self.cache.need(length, found.positions) + self.cache.idle(found.tables) <= room:
+                return found
+            if not found.positions % PAGE:
+                return None
+            limit = found.positions // PAGE * PAGE  # with no copy of a block there may be room
 
     def _regime(self, sequence: Sequence) -> Regime:
         return self.regimes.of(len(sequence.tokens), sequence.prompt)
@@ -288,22 +257,19 @@ class Scheduler:
                     self._preempt(self.running[-1])
         return texts
 
-    def _grow(self, sequence: Sequence, positions: int) -> bool:
-        while not self.cache.grow(sequence.tables, sequence.computed, positions):
-            if not self.prefixes.drop_oldest():
-                return False
-        return True
-
     def _make_room(self, sequence: Sequence, planned: set[int]) -> bool:
         """Blocks for the tokens of a running sequence; False if it had to yield its own.
 
         The youngest sequence without work in this step yields, which may be the one that asks.
         """
-        while not self._grow(sequence, len(sequence.tokens)):
+        if len(sequence.tokens) <= sequence.steady:
+            return True
+        while not self.cache.grow(sequence.tables, sequence.computed, len(sequence.tokens)):
             victim = next(s for s in reversed(self.running) if id(s) not in planned)
             self._preempt(victim)
             if victim is sequence:
                 return False
+        sequence.steady = self.cache.steady(sequence.tables)
         return True
 
     def _take_from_idle(self) -> bool:
@@ -317,24 +283,29 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._send_back(sequence)
+        self._send_back(sequence, keep=True)
         self.preemptions += 1
 
-    def _send_back(self, sequence: Sequence) -> None:
-        """Compute a running sequence from its start, as soon as there is room."""
+    def _send_back(self, sequence: Sequence, keep: bool = False) -> None:
+        """Compute a running sequence from its start, or from what is still kept of it, as soon as there is room."""
         self.running.remove(sequence)
-        self._release(sequence)
+        self._release(sequence, keep)
         insort_left(self.waiting, sequence, key=_order)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, keep: bool) -> None:
+        """Give the blocks of a sequence back. keep: what it computed may serve later requests."""
         if sequence.tables:
-            self.cache.release(sequence.tables)
+            if keep and sequence.computed and sequence.reuses:
+                self.prefixes.keep(sequence.tokens, sequence.tables, sequence.computed, sequence.regime, sequence.salt,
+                                   sequence.kept)
+            else:
+                self.cache.release(sequence.tables)
             source = sequence.source
             if source is not None:
                 source.holders -= 1
                 if not source.holders:
                     self._give_back(source)
-        sequence.tables, sequence.computed, sequence.reused = [], 0, 0
+        sequence.forget()
 
     def _give_back(self, text: Text) -> None:
         if text.blocks:
