@@ -365,7 +365,7 @@ def test_a_closed_model_frees_its_memory_at_once(tiny_folder):
     try:
         with forwardpass.load(tiny_folder()) as model:
             model.generate(["abc", "abd"], **NEW)
-            kept = [weakref.ref(one) for one in (model.engine, model.network, model.engine.cache._groups[0].pool)]
+            kept = [weakref.ref(one) for one in (model.engine, model.network, model.engine.cache.groups[0].pool)]
         assert [one() for one in kept] == [None] * 3
     finally:
         gc.enable()
