@@ -12,7 +12,7 @@ from time import perf_counter, sleep
 from weakref import WeakSet
 
 from forwardpass.engine import Engine
-from forwardpass.errors import ForwardpassError, ParameterError
+from forwardpass.errors import ParameterError
 from forwardpass.scheduler.jobs import failed, logged
 
 ANSWERING_S, READING_S = 0.05, 0.15
@@ -92,17 +92,19 @@ class Driver:
                 self._lock.release()
 
     def _start(self) -> None:
+        before = 0
         if self._thread is not None:
             self.restarts += 1
-        self._thread = threading.Thread(target=self._run, name="forwardpass-driver", daemon=True)
+            before = self._thread.ident
+        self._thread = threading.Thread(target=self._run, args=(before,), name="forwardpass-driver", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, before: int) -> None:
         """What the thread does. It never ends of its own; if something ends it, another one takes its place."""
         try:
-            broken, self._stepping = self._stepping, None
-            if broken is not None:  # by what ended the thread before this one
-                broken.fail_all(failed(ForwardpassError("its thread ended")))
+            if self._stepping is not None:  # by the thread before this one
+                self._stepping.recover(before)
+                self._stepping = None
             while not self._closed:
                 self._look()
                 if not self._round():

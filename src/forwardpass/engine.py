@@ -25,14 +25,15 @@ from forwardpass.cache.tables import KvCache
 from forwardpass.decoding.beams import BeamSearch
 from forwardpass.decoding.params import SamplingParams, TokenFacts
 from forwardpass.errors import CapacityError, ForwardpassError, ParameterError, UnsupportedModelError
+from forwardpass.scheduler.allowed import Allowed
 from forwardpass.scheduler.beams import BeamRequest, advance_beams
 from forwardpass.scheduler.computing import RUN_AHEAD_S, Computing, Results, Step
 from forwardpass.scheduler.job import Job
-from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, logged
-from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts, checked
+from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, failed, logged
+from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts
 from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
-from forwardpass.scheduler.texts import Text
+from forwardpass.scheduler.stats import EngineStats, Meter
 from forwardpass.scheduler.turns import INSIDE, Turns
 from forwardpass.stages.postprocess import Choice
 
@@ -49,9 +50,11 @@ class Engine:
     encoder: what reads whole texts, the network itself or that of an encoder-decoder's sources; None = nothing does.
     noted: every step is added to it while it is a list.
     driver: whose thread steps it, None = whoever waits for something.
+    answering: whether somebody was in the middle of an answer after the newest step.
+    turns: shared by engines that share a budget, so that one of them at a time touches it.
     """
 
-    def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int):
+    def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int, turns: Turns | None = None):
         self.network = network
         self.encoder = network.encoder if network.spec.causal else network
         self.facts = facts
@@ -66,8 +69,11 @@ class Engine:
         self.noted: list[Step] | None = None
         self._computing = Computing(network, self.encoder, self.memory, facts.vocab_size)
         self.driver: Any = None
-        self._turns = Turns()
+        self.answering = False
+        self._allowed = Allowed(network, self.cache)
+        self._turns = turns or Turns()
         self._jobs = Jobs(self.scheduler)
+        self._meter = Meter()
 
     @property
     def steps(self) -> int:
@@ -86,11 +92,11 @@ class Engine:
         source_ids: what an encoder-decoder answers to; it is encoded once, for all answers. The prompt is then how each
         answer begins.  prompt_index: which prompt of the caller's list it is, for the caller's own functions.
         """
-        self._check_generates()
-        source = self._source(source_ids)
+        self._allowed.generates()
+        source = self._allowed.source(source_ids)
         longest = len(prompt_ids) + params.max_new_tokens - 1  # the last token is chosen, never computed
         advice = "shorten the prompt or lower max_new_tokens" + (" or num_beams" if params.num_beams > 1 else "")
-        self._check_room(longest, "the request", advice, source, params.num_beams)
+        self._allowed.room(longest, "the request", advice, source, params.num_beams)
         if params.stop and self.tokenizer is None:
             raise ParameterError("stop strings need the model's tokenizer; this model has none: use stop_token_ids")
         choices = [Choice(params, self.facts, prompt_ids, self.tokenizer, index=i, source_ids=source_ids,
@@ -117,11 +123,12 @@ class Engine:
         depend on the others. Raises ParameterError for a text without tokens or with wrong ones, ContextLengthError for
         one that is too long.
         """
-        given = [self._text(number, text) for number, text in enumerate(texts)]
+        given = [self._allowed.text(number, text) for number, text in enumerate(texts)]
         if not given:
             return []
         if begin is not None:
-            reading = self._behind(given, read, begin)
+            shifted, sources = self._allowed.behind(given, begin)
+            reading = CausalTexts(shifted, read, sources)
         else:
             reading = (WholeTexts if self.encoder else CausalTexts)(given, read)
         self._admit(reading)
@@ -135,7 +142,7 @@ class Engine:
         source_ids: what an encoder-decoder's text belongs to.
         """
         if not self.network.spec.causal:
-            self._source(source_ids)
+            self._allowed.source(source_ids)
             pass_on = self._passing_on(ids, consume, logits)
             self.encode([EncoderText(ids)], lambda hidden: [pass_on(0, hidden.values)])
             return
@@ -144,9 +151,9 @@ class Engine:
     def rows(self, ids: list[int], consume: Callable[[int, np.ndarray], None], *, logits: bool = True,
              source_ids: Sequence[int] | None = None) -> Job:
         """The same of a model that looks only back, as a job that is queued and waited for elsewhere."""
-        source = self._source(source_ids)
+        source = self._allowed.source(source_ids)
         pass_on = self._passing_on(ids, consume, logits)
-        self._check_room(len(ids), "the text", "shorten the text", source)
+        self._allowed.room(len(ids), "the text", "shorten the text", source)
         job = TextRows(ids, source, pass_on)
         self._admit(job)
         return job
@@ -225,10 +232,18 @@ class Engine:
         """The next one of what was asked of it, in seconds of perf_counter()."""
         return self._jobs.deadline
 
-    @property
-    def answering(self) -> bool:
-        """Whether somebody is in the middle of an answer."""
-        return any(len(one.tokens) > one.prompt for one in self.scheduler.running)
+    def stats(self) -> EngineStats:
+        """What it has done and what is going on. From any thread; waits for nothing."""
+        scheduler, cache, meter, prefixes = self.scheduler, self.cache, self._meter, self.prefixes
+        return EngineStats(self.steps, meter.rows, meter.generated, meter.step_seconds(), meter.batch(),
+                           len(self._jobs), len(scheduler.running), len(scheduler.waiting), dict(self._jobs.ended),
+                           scheduler.preemptions, cache.size - cache.free, cache.size, getattr(prefixes, "asked", 0),
+                           getattr(prefixes, "found", 0))
+
+    def recover(self, thread: int) -> None:
+        """A thread has ended, perhaps inside a step: its turn is over, and whatever was asked ends with an error."""
+        self._turns.recover(thread)
+        self.fail_all(failed(ForwardpassError("the thread that computed it ended")))
 
     def rouse(self) -> None:
         """Have everybody who waits look again who it is that computes."""
@@ -246,14 +261,14 @@ class Engine:
         if self._turns.mine or (driver is not None and driver.mine):
             raise ForwardpassError(INSIDE)
         self._jobs.enter(self, job)
-        if driver is not None:
-            driver.wake()
-            return
         try:
+            if driver is not None:
+                driver.wake()
+                return
             with self._turn():  # it starts
                 pass
         except BaseException:
-            self.cancel(job, wait=False)
+            self._jobs.leave(job)
             raise
         if job.error is not None:
             raise job.error
@@ -291,44 +306,6 @@ class Engine:
         finally:
             for listeners in listened:
                 listeners.remove(event.set)
-
-    def _behind(self, given: list[tuple[np.ndarray, np.ndarray | None]], read: Read, begin: int) -> CausalTexts:
-        """The decoder's reading of texts that are its sources at the same time."""
-        sources = [Text(ids) for ids, _ in given]
-        for number, source in enumerate(sources):
-            self._check_room(len(source), f"text {number}", "shorten the text", source)
-        shifted = [(np.concatenate([[begin], ids[:-1]]).astype(np.int32), None) for ids, _ in given]
-        return CausalTexts(shifted, read, sources)
-
-    def _source(self, ids: Sequence[int] | None) -> Text | None:
-        if (ids is None) != (self.network.encoder is None):
-            raise ParameterError("this model answers to a source: give source_ids" if ids is None else
-                                 "this model is no encoder-decoder: source_ids must be None")
-        return None if ids is None else Text(self._text(0, EncoderText(ids))[0])
-
-    def _text(self, number: int, text: EncoderText) -> tuple[np.ndarray, np.ndarray | None]:
-        """A text's tokens and types, checked."""
-        ids, types = checked(number, text, self.encoder.spec if self.encoder else self.network.spec)
-        if self.cache.sources is not None and self.cache.sources.need(ids.size) > self.cache.size:
-            raise CapacityError(f"text {number} needs {ids.size} positions of KV cache for its source, which is more "
-                                "than there is; shorten the text")
-        if self.encoder is None:
-            self._check_room(ids.size, f"text {number}", "shorten the text")
-        return ids, types
-
-    def _check_generates(self) -> None:
-        spec = self.network.spec
-        if not spec.causal or spec.head.task != "lm":
-            raise UnsupportedModelError("this model reads texts but has no next tokens; use one that generates")
-
-    def _check_room(self, positions: int, what: str, advice: str, source: Text | None = None, beams: int = 1) -> None:
-        """beams: so many texts must fit at the same time, since they wait for one another."""
-        left = (self.cache.size - (self.cache.sources.need(len(source)) if source else 0)) // beams
-        if self.cache.need(positions) > left:
-            each = f" for each of {beams} beams" if beams > 1 else ""
-            beside = f" beside its source of {len(source)} tokens" if source else ""
-            raise CapacityError(f"{what} needs {positions} positions of KV cache{each}{beside}; the engine has room "
-                                f"for {self.cache.room(positions, left)}; {advice}")
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -373,6 +350,7 @@ class Engine:
             return True
         if self.noted is not None:
             self.noted += self.last
+        generated = sum(job.generated for job in jobs.values())
         start = perf_counter()
         for source in plan.texts:
             if source.owner is None:
@@ -382,11 +360,14 @@ class Engine:
         if gathering:
             self._hand_out(self._gathered(gathering))
         seconds["postprocess"] = perf_counter() - start
+        self._meter.steps(len(self.last), len(plan.work) + len(plan.texts), sum(step.positions for step in self.last),
+                          sum(job.generated for job in jobs.values()) - generated, seconds)
         for job in jobs.values():
             for stage, time in seconds.items():
                 job.seconds[stage] += time
             if job.done:
                 self._jobs.end(job)
+        self.answering = any(len(one.tokens) > one.prompt for one in self.scheduler.running)
         self._jobs.tell(jobs.values())
         return True
 
@@ -411,10 +392,12 @@ class Engine:
         ready = [request for request in searches if request.ready]
         try:
             steps = advance_beams(ready, self.network.backend.pool) if ready else []
-        except BaseException:
+        except BaseException as error:
             for request in ready:
-                self._jobs.fail(request, ForwardpassError(INTERRUPTED))
-            raise
+                self._jobs.fail(request, error if isinstance(error, Exception) else ForwardpassError(INTERRUPTED))
+            if not isinstance(error, Exception):
+                raise
+            steps = []
         return steps + [(job, job.step_done, ()) for job in jobs if job not in searches]
 
 

@@ -36,6 +36,11 @@ class Step(NamedTuple):
     texts: list[int]
     sources: list[int]
 
+    @property
+    def positions(self) -> int:
+        """How many were computed."""
+        return sum(count for count, _ in self.rows) + sum(self.texts)
+
 
 class Computing:
     """network, encoder, memory: see Engine;  vocab_size: of the tokens that may be chosen.

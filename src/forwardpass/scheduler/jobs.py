@@ -15,6 +15,7 @@ from forwardpass.scheduler.job import Job, Listener
 from forwardpass.scheduler.scheduler import Scheduler
 from forwardpass.scheduler.terms import LATE, TERMS, Terms
 
+NEVER = float("inf")
 CLOSED = "the model is closed; load it again to use it"
 INTERRUPTED = "interrupted while the results of a step were handed out; send it again"
 
@@ -23,12 +24,14 @@ class Jobs:
     """enter, leave: from any thread, and from a destructor at any moment. All else: inside the engine's turn.
 
     ended: how many, by how: "done", "cancelled", "deadline", "failed".
+    deadline: the next one, in seconds of perf_counter(), of those that were there when last looked.
     """
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
         self.ended: Counter[str] = Counter()
         self.closed = False
+        self.deadline = NEVER
         self._known: dict[int, Job] = {}  # id -> all that have not ended
         self._coming: deque[Job] = deque()
         self._leaving: deque[tuple[Job, BaseException | None]] = deque()
@@ -47,13 +50,6 @@ class Jobs:
     def coming(self) -> bool:
         """Whether somebody has entered since the newest settle()."""
         return bool(self._coming)
-
-    @property
-    def deadline(self) -> float:
-        """The next one, in seconds of perf_counter()."""
-        while self._deadlines and self._deadlines[0][2].done:
-            heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def enter(self, engine, job: Job) -> None:
         """On the terms of the context. Raises what Terms.admit does, and ParameterError once closed."""
@@ -91,14 +87,21 @@ class Jobs:
             job = self._coming.popleft()
             if not job.done:  # else it left before it was here
                 self._start(job)
-        while self.deadline <= perf_counter():
-            self.leave(heappop(self._deadlines)[2], DeadlineError(LATE))
+        if self._deadlines:
+            self._late()
         while self._leaving:
             job, error = self._leaving.popleft()
             if not job.done:
                 self._stop(job, job.cancel)
                 job.error = error or job.error
                 self.end(job, "deadline" if isinstance(error, DeadlineError) else "cancelled")
+
+    def _late(self) -> None:
+        """Have those leave whose deadline is over."""
+        late, now = self._deadlines, perf_counter()
+        while late and (late[0][0] <= now or late[0][2].done):
+            self.leave(heappop(late)[2], DeadlineError(LATE))
+        self.deadline = late[0][0] if late else NEVER
 
     def fail(self, job: Job, error: BaseException) -> None:
         self._stop(job, lambda: job.fail(error))

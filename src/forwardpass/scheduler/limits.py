@@ -26,7 +26,7 @@ class TokensInFlight:
         self.above = above
         self.name = name
         self.taken = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a destructor may give back in the middle of anything
         self._returns: deque[tuple[float, int]] = deque(maxlen=32)  # (when, tokens) of the newest
 
     def take(self, tokens: int, *, force: bool = False) -> None:

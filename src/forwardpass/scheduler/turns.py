@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from time import perf_counter, sleep
 
 from forwardpass.errors import ForwardpassError
 
 INSIDE = ("the model is in the middle of a step and cannot be used from inside it; do this outside of "
           "logits_processors, or load the model a second time")
+
+SAYS_SO_S = 1.0
 
 
 class Turns:
@@ -37,6 +40,16 @@ class Turns:
     def leave(self) -> None:
         self._owner = 0
         self._lock.release()
+
+    def recover(self, thread: int) -> None:
+        """End the turn of a thread that is no more. Whoever has just got a turn says so at once: if nobody does, it was
+        that thread's."""
+        until = perf_counter() + SAYS_SO_S
+        while self._lock.locked() and self._owner in (0, thread):
+            if self._owner == thread or perf_counter() > until:
+                self.leave()
+                return
+            sleep(0.01)
 
     def __enter__(self) -> None:
         if self.mine:
