@@ -40,10 +40,10 @@ async def finished(*jobs: Job) -> None:
         with _Waiting([job.on_end for job in jobs], jobs) as waiting:
             left = list(jobs)
             while left:
-                for job in left:
+                waited, left = left, [job for job in left if not job.done]
+                for job in waited:
                     if job.error is not None:
                         raise job.error
-                left = [job for job in left if not job.done]
                 if left:
                     _check_driven(left)
                     await waiting.woken()

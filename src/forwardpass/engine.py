@@ -29,7 +29,7 @@ from forwardpass.scheduler.allowed import Allowed
 from forwardpass.scheduler.beams import BeamRequest, advance_beams
 from forwardpass.scheduler.computing import RUN_AHEAD_S, Computing, Results, Step
 from forwardpass.scheduler.job import Job
-from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, failed, logged
+from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, logged
 from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts
 from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
@@ -243,7 +243,7 @@ class Engine:
     def recover(self, thread: int) -> None:
         """A thread has ended, perhaps inside a step: its turn is over, and whatever was asked ends with an error."""
         self._turns.recover(thread)
-        self.fail_all(failed(ForwardpassError("the thread that computed it ended")))
+        self.fail_all(ForwardpassError("the thread that computed this request has ended; send it again"))
 
     def rouse(self) -> None:
         """Have everybody who waits look again who it is that computes."""
@@ -403,10 +403,11 @@ class Engine:
 
 def _unfinished(jobs: Sequence[Job]) -> list[Job]:
     """Those that have not ended; raises the first error among them."""
-    for job in jobs:
+    left = [job for job in jobs if not job.done]
+    for job in jobs:  # only then, since another thread may end one meanwhile
         if job.error is not None:
             raise job.error
-    return [job for job in jobs if not job.done]
+    return left
 
 
 def _memory(network, blocks: int) -> tuple[list, int]:

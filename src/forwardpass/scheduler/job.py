@@ -20,7 +20,7 @@ listeners return the same."""
 
 
 class Job:
-    """error: why it ended before it was done, if so;  sequences: what it computes;
+    """error: why it ended before it was done, if so, known before it has ended;  sequences: what it computes;
     seconds: by stage; "preprocess" is the time before the engine got it, the others are of the steps it took part in.
 
     started: when whoever asks began with it; None = now.
@@ -32,6 +32,7 @@ class Job:
     """
 
     gathers = False
+    failed = False
     engine: Any = None
     terms: Terms = Terms()
     account: TokensInFlight | None = None
@@ -85,12 +86,17 @@ class Job:
         self.end()
 
     def fail(self, error: BaseException) -> None:
-        self.error = error
+        self.error, self.failed = error, True
         self.end()
 
     def end(self) -> None:
-        """Free what it holds. What was computed may serve others, unless there was an error."""
+        """Free what it holds. What was computed may serve others, unless that failed."""
         for sequence in self.sequences if self.scheduler else ():  # None: it never got that far
             if sequence.owner is not None:
-                self.scheduler.finish(sequence, keep=self.error is None)
+                self.scheduler.finish(sequence, keep=not self.failed)
+        self.over()
+
+    def over(self) -> None:
+        """It has ended: whoever looks from another thread finds all that it took given back."""
+        self.terms.leave(self)
         self.ended = perf_counter()

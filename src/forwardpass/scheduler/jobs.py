@@ -92,8 +92,8 @@ class Jobs:
         while self._leaving:
             job, error = self._leaving.popleft()
             if not job.done:
+                job.error = error
                 self._stop(job, job.cancel)
-                job.error = error or job.error
                 self.end(job, "deadline" if isinstance(error, DeadlineError) else "cancelled")
 
     def _late(self) -> None:
@@ -128,14 +128,14 @@ class Jobs:
             how()
         except Exception as error:
             logged("a request did not end as it should", error)
-            job.error, job.ended = job.error or error, perf_counter()
+            job.error = job.error or error
+            job.over()
 
     def end(self, job: Job, how: str = "done") -> None:
-        """It has ended; what it took of others is theirs again. Harmless if that is known."""
+        """It has ended. Harmless if that is known."""
         if self._known.pop(id(job), None) is None:
             return
         self.ended[how] += 1
-        job.terms.leave(job)
         self._told[id(job)] = job
 
     def tell(self, jobs: Iterable[Job] = ()) -> None:

@@ -85,7 +85,8 @@ class Reading(Job):
             self.end()
 
     def cancel(self) -> None:
-        self.fail(ParameterError("the model was closed before all texts were read; load it again to use it"))
+        self.fail(self.error or ParameterError("the model was closed before all texts were read; load it again to use "
+                                               "it"))
 
 
 class WholeTexts(Reading):

@@ -79,8 +79,10 @@ class Terms:
                 one._jobs[id(job)] = job
 
     def leave(self, job) -> None:
-        """An admitted job has ended, however it did."""
+        """A job has ended, however it did. Harmless if it was not admitted, or that is known."""
         with self._lock:
+            if id(job) not in self._jobs:
+                return
             for one in self._chain():
                 del one._jobs[id(job)]
                 one.tokens_read += job.read

@@ -25,13 +25,15 @@ class Stream(Iterator[Piece]):
 
     def __next__(self) -> Piece:
         request = self._request
-        while not request.pieces:
-            if request.done:
+        while True:
+            done = request.done  # before looking for pieces: another thread may add some and end it
+            if request.pieces:
+                return request.pieces.popleft()[1]
+            if done:
                 if request.error is not None:
                     raise request.error
                 raise StopIteration
             self._engine.advance(request)
-        return request.pieces.popleft()[1]
 
     @property
     def completion(self) -> Completion:
