@@ -412,9 +412,10 @@ def _kept(engine):
 @pytest.mark.parametrize("fault", [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_a_failing_step_ends_only_what_its_engine_was_asked(fault, caplog):
     engine, other = make(), make(noisy)
-    broken = count()
+    broken, all_there = count(), threading.Event()
 
     def fail():
+        all_there.wait(20)
         if next(broken) == 2:
             raise fault("".join(["se", "cret", " words"]))
 
@@ -422,6 +423,7 @@ def test_a_failing_step_ends_only_what_its_engine_was_asked(fault, caplog):
     with driven(engine, other) as driver, caplog.at_level(logging.ERROR, "forwardpass"):
         theirs = [start(other, [i], do_sample=True, seed=i) for i in range(3)]
         mine = [start(engine, [i]) for i in range(3)]
+        all_there.set()
         for request in mine:
             with pytest.raises((ForwardpassError, fault)):
                 engine.run([request])
@@ -429,7 +431,7 @@ def test_a_failing_step_ends_only_what_its_engine_was_asked(fault, caplog):
         for i, request in enumerate(theirs):
             assert [request.completions()[0].token_ids] == alone([i], noisy, do_sample=True, seed=i)
         assert driver.alive and driver.restarts == 0 and usable(engine) and idle(other)
-        assert engine.stats().ended == {"failed": 3, "done": 1}
+        until(lambda: engine.stats().ended == {"failed": 3, "done": 1})
     assert fault.__name__ in caplog.text and "secret" not in caplog.text and len(caplog.records) == 1
 
 
