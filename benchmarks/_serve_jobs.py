@@ -24,6 +24,7 @@ HELLOS = ("Hello", "Hi", "Good morning", "Good evening", "Hey there")
 WHOM = ("!", ", how are you?", ", I am Ada.", ", what is new?", ", my friend.", " from Rome!")
 RUNNING = 4  # streams that are running when a long prompt comes
 RUN_IN_TOKENS = 16  # each has so many before that
+NOTICE_S = 0.5  # in which a server notices that nobody waits for its streams any more
 
 
 class Sizes:
@@ -116,6 +117,7 @@ def _prefix(sizes: Sizes):
     async def measure(server: Process, texts: Texts, first: int):
         cold, hit = [], []
         async with Client(server.url, model=NAME) as client:
+            good([await client.ask([{"role": "user", "content": "Hello!"}], 4)])  # awake, and its code in the caches
             for turn in range(2):
                 system = await texts.take(first + turn, sizes.prefix)
                 for number in range(sizes.questions):
@@ -148,6 +150,7 @@ def _long(sizes: Sizes):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(NOTICE_S)
         good([long, *ended])
         gaps = [after - before for record in running for before, after in pairwise(record.times)
                 if after > long.sent and before < long.times[0]]

@@ -41,11 +41,12 @@ class Process:
             raise Missing(f"{command[0]}: {error.strerror}") from None
         self.pid = self._process.pid
         while not healthy(port):
-            if self._process.poll() is not None or time.perf_counter() - start > LONGEST_START_S:
+            waited = time.perf_counter() - start
+            if self._process.poll() is not None or waited > LONGEST_START_S or (waited > 20 and lost_child(self.pid)):
                 said = self.log()[-1500:]
                 self.close()
                 raise Missing(f"{' '.join(command)} did not start: {said}")
-            time.sleep(0.005)
+            time.sleep(0.005 if waited < 20 else 0.5)
         self.ready_s = time.perf_counter() - start
 
     def log(self) -> str:
@@ -81,6 +82,16 @@ def healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def lost_child(pid: int) -> bool:
+    """Whether a child has died and is not waited for: the engine of a server that would wait for it forever."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, *_ = file.read_text("utf-8", "replace").rpartition(")")[2].split()
+            if state == "Z" and int(parent) == pid:
+                return True
+    return False
 
 
 def free_port() -> int:

@@ -183,7 +183,7 @@ async def _stream(record: Record, content, keep_text: bool) -> None:
                 done = True
                 continue
             try:
-                event = json.loads(line)
+                event = json.loads(line.decode())  # from bytes it would guess the encoding first
                 if event.get("error"):
                     record.error, record.message = "error event", _said(event["error"])
                     return
