@@ -138,8 +138,9 @@ class Mixer:
 
     def chance(self) -> dict[str, Any]:
         rng = self.rng
-        return {"do_sample": True, "seed": rng.randrange(2**63), "temperature": rng.choice([0.3, 0.9, 1.4])} | rng.choice(
-            [{}, {"top_p": 0.8}, {"top_k": 7}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 40}, {"typical_p": 0.7}])
+        filters = rng.choice([{}, {"top_p": 0.8}, {"top_k": 7}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 40},
+                              {"typical_p": 0.7}])
+        return {"do_sample": True, "seed": rng.randrange(2**63), "temperature": rng.choice([0.3, 0.9, 1.4]), **filters}
 
     def beams(self) -> dict[str, Any]:
         rng = self.rng

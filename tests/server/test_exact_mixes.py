@@ -10,8 +10,10 @@ A failure names the seed of its mix: `-k` and the seed run it again.
 
 import asyncio
 import random
+import re
 from time import perf_counter
 
+import httpx
 import pytest
 
 import tiny_chat
@@ -20,7 +22,9 @@ from forwardpass.errors import DeadlineError
 from forwardpass.scheduler.terms import Terms
 from forwardpass.tasks.host import Host
 from forwardpass.tasks.model import Model
+from http_mixes import GONE, Got, HttpWish, check_answer, fetch
 from mixes import Alone, Mixer, begins_alike, seen
+from server_tools import ServerProcess
 
 CONTEXT = 1024
 KINDS = {  # name -> changes of the tiny model's configuration
@@ -29,8 +33,15 @@ KINDS = {  # name -> changes of the tiny model's configuration
     "growing": {"max_position_embeddings": 96, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}},
 }
-BY_HAND, DRIVEN = 120, 40
+BY_HAND, DRIVEN, HTTP = 60, 20, 20
 """Mixes of a default run. The marker `soak` runs ten times as many."""
+MEMORY = 3 << 20
+"""KV bytes of the server: little more than its largest request needs."""
+WRONG = [  # requests that are refused in the middle of it all
+    {"prompt": [264], "max_tokens": 4}, {"prompt": "x", "max_tokens": 0}, {"prompt": "x", "n": 129},
+    {"prompt": "x", "logit_bias": {"264": 1}}, {"prompt": "x", "stop_token_ids": [-1]}, {"prompt": "x", "tempo": 1},
+    {"prompt": "x" * 1100}, {"prompt": []}, {"prompt": "x", "best_of": 1, "n": 2},
+]
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +172,76 @@ def test_driven(alone, seed):
 def test_the_mixes_do_what_they_are_for(alone):
     """Some of them really have too little memory."""
     assert sum(by_hand(seed, alone) for seed in range(BY_HAND, BY_HAND + 8)) > 0
+
+
+@pytest.fixture(scope="module")
+def served(alone, tmp_path_factory):
+    """A server process of all kinds of models."""
+    server = ServerProcess(tmp_path_factory.mktemp("served"),
+                           *(f"{kind}={solo.opened.path}" for kind, solo in alone.items()),
+                           "--kv-memory", str(MEMORY), "--threads", "1")
+    yield server
+    server.stop()
+
+
+def over_http(seed, alone, served):
+    rng = random.Random(seed)
+    asked = []
+    for kind, solo in alone.items():
+        mixer = Mixer(rng, solo)
+        asked += [HttpWish(mixer, wish, kind) for wish in mixer.wishes(rng.randint(1, 8))]
+    for one in asked:
+        if rng.random() < 0.1:
+            one.body["timeout"] = one.wish.deadline = rng.random() * 0.2 + 0.001
+
+    async def ask(client, one):
+        await asyncio.sleep(one.wish.after * 1e-3)
+        if one.streams or one.wish.leaves is None:
+            return await fetch(client, one.path, one.body, one.wish.leaves)
+        try:
+            return await asyncio.wait_for(fetch(client, one.path, one.body), one.wish.leaves * 1e-3)
+        except TimeoutError:
+            got = Got()
+            got.end = GONE
+            return got
+
+    async def refused(client, body):
+        await asyncio.sleep(rng.random() * 0.05)
+        got = await fetch(client, "/v1/completions", {"model": "llama", **body})
+        assert got.status == 400, (body, got.status, got.end)
+
+    async def all_of_them():
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+            wrong = [refused(client, body) for body in rng.sample(WRONG, 3)]
+            gots, _ = await asyncio.gather(asyncio.gather(*(ask(client, one) for one in asked)),
+                                           asyncio.gather(*wrong))
+            for one, got in zip(asked, gots, strict=True):
+                check_answer(one, got)
+            while (figures := await metrics(client))["forwardpass_requests_in_flight"]:
+                await asyncio.sleep(0.005)
+            assert figures["forwardpass_driver_restarts_total"] == 0
+
+    asyncio.run(asyncio.wait_for(all_of_them(), 120))
+
+
+async def metrics(client):
+    """The figures without labels."""
+    text = (await client.get("/metrics")).text
+    return {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("seed", range(HTTP))
+def test_over_http(alone, served, seed):
+    over_http(seed, alone, served)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how, count", [("by_hand", 600), ("driven", 200), ("over_http", 200)])
+def test_many_more(alone, served, how, count):
+    for seed in range(1000, 1000 + count):
+        try:
+            by_hand(seed, alone) if how == "by_hand" else driven(seed, alone) if how == "driven" else over_http(
+                seed, alone, served)
+        except BaseException as error:
+            error.add_note(f"{how} with seed {seed}")
+            raise

@@ -68,7 +68,8 @@ class Looked:
 
     def collect(self) -> Iterator[Metric]:
         app = self.app
-        yield _gauge("requests_in_flight", "Requests that are being answered.", len(app.calls))
+        asked = sum(call.route != "/metrics" for call in app.calls)  # whoever looks is none of them
+        yield _gauge("requests_in_flight", "Requests that are being answered.", asked)
         yield _gauge("draining", "1 while the server shuts down.", int(app.draining))
         yield _gauge("driver_alive", "1 while the thread that steps the engines runs.", int(app.host.driver.alive))
         yield _count("driver_restarts", "Times that this thread had to be replaced.", app.host.driver.restarts)
