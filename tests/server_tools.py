@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import httpx
 from asgi_transport import AsgiTransport
 from forwardpass.server.app import App
 from forwardpass.server.routes import ROUTES
+from forwardpass.server.run import make_server
 from forwardpass.server.settings import Settings
 
 START_S = 60
@@ -46,6 +49,74 @@ class InProcess:
         self.run(self.client.aclose())
         self.runner.close()
         self.app.close()
+
+
+class Listening:
+    """An App over a host on a real socket, served from a thread of this process. Its `app` may be looked into, but only
+    its own thread may change it: `call(function)`."""
+
+    def __init__(self, host, routes=ROUTES, keys=None, log=None, **settings):
+        self.app = App(host, Settings(**settings), keys, log, routes)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        self._connected: list[socket.socket] = []
+        self._server = make_server(self.app)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._server.started, START_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._server.serve(sockets=[self.listener]))
+
+    def call(self, function):
+        async def run():
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
+
+    def connect(self, data: bytes = b"", timeout: float = 10) -> socket.socket:
+        """A connection, closed with the server if not before."""
+        made = socket.create_connection(self.address, timeout=timeout)
+        self._connected.append(made)
+        if data:
+            made.sendall(data)
+        return made
+
+    def exchange(self, data: bytes, timeout: float = 10) -> bytes:
+        """All that comes back until the server closes the connection."""
+        with self.connect(data, timeout) as made:
+            return read_all(made)
+
+    def close(self) -> None:
+        for one in self._connected:
+            one.close()
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self.app.close()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def wait_until(condition, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.005)
 
 
 def free_port() -> int:

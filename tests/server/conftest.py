@@ -7,7 +7,7 @@ import tiny_chat
 import tiny_readers
 import tiny_shelf
 from forwardpass.tasks.host import Host
-from server_tools import InProcess, ServerProcess
+from server_tools import InProcess, Listening, ServerProcess
 
 CONTEXT = 1024
 
@@ -45,6 +45,20 @@ def app(host):
 
     def make(**more):
         made.append(InProcess(more.pop("host", host), **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def listening(host):
+    """listening(routes=..., **settings) -> a Listening, closed afterwards."""
+    made = []
+
+    def make(**more):
+        made.append(Listening(more.pop("host", host), **more))
         return made[-1]
 
     yield make

@@ -37,15 +37,16 @@ def test_nothing_but_a_model():
 
 def test_the_whole_command_line():
     line = ("a=smollm2-135m minilm-l6 --host 0.0.0.0 --port 81 --api-key-file k --kv-memory 2GiB --alias x=a "
-            "--alias y=a --max-tokens-in-flight 9000 --max-tokens-per-key 800 --max-tokens-per-request 700 --max-requests 5 "
-            "--drain-timeout 1.5 --max-body 1MiB --read-timeout 2 --write-timeout 3 --keep-alive 4 --log-file l "
-            "--log-prompts --cors-origin https://a.b --cors-origin http://c:80 --dtype int8 --kv-dtype float32 "
-            "--threads 2")
+            "--alias y=a --max-tokens-in-flight 9000 --max-tokens-per-key 800 --max-tokens-per-request 700 "
+            "--max-requests 5 --drain-timeout 1.5 --max-body 1MiB --read-timeout 2 --write-timeout 3 --keep-alive 4 "
+            "--log-file l --log-prompts --cors-origin https://a.b --cors-origin http://c:80 --dtype int8 "
+            "--kv-dtype float32 --threads 2")
     assert of_line(*line.split()) == Settings(
         models=("a=smollm2-135m", "minilm-l6"), aliases={"x": "a", "y": "a"}, host="0.0.0.0", port=81,
         api_key_file="k", kv_memory=2 << 30, max_tokens_in_flight=9000, max_tokens_per_key=800,
         max_tokens_per_request=700, max_requests=5, drain_timeout=1.5, max_body=1 << 20, read_timeout=2.0,
-        write_timeout=3.0, keep_alive=4.0, log_file="l", log_prompts=True, cors_origin=("https://a.b", "http://c:80"), dtype="int8", kv_dtype="float32", threads=2)
+        write_timeout=3.0, keep_alive=4.0, log_file="l",
+        log_prompts=True, cors_origin=("https://a.b", "http://c:80"), dtype="int8", kv_dtype="float32", threads=2)
 
 
 def test_every_setting_has_an_option_and_a_check():

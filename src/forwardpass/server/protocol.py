@@ -8,7 +8,11 @@ refused here never reaches the application.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import resource
+import sys
+import termios
 from time import monotonic
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -58,11 +62,13 @@ class Protocol(HttpToolsProtocol):
         self._wait_for_a_request()
 
     def _make_room(self) -> bool:
-        """Close the connection that has been idle for longest."""
-        idle = [one for one in self.connections if one.idle and one is not self]
-        if idle:
-            min(idle, key=lambda one: one._idle_since).transport.abort()
-        return bool(idle)
+        """Close the connections that have been idle for longest, as many as are too many. Whether they were enough."""
+        there = [one for one in self.connections if not one.transport.is_closing()]
+        idle = sorted((one for one in there if one.idle and one is not self), key=lambda one: one._idle_since)
+        excess = len(there) - self.config.app.max_connections
+        for one in idle[: max(0, excess)]:
+            one.transport.abort()
+        return len(idle) >= excess
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
@@ -167,12 +173,17 @@ class Protocol(HttpToolsProtocol):
         self._refuse(self._refused or ApiError(400, "this is not a well-formed HTTP/1.1 request", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application, and close. Into the middle of another answer nothing can be written."""
+        """Answer without the application, and close. Into the middle of another answer nothing can be written; a
+        request whose body is not whole has none yet: it ends as if its client had left, and this is its answer."""
         self._refused = error
         self._set_timer(None)
+        running = self._running
         if not self.idle:
-            self.transport.abort()
-            return
+            if running is not self.cycle or running.response_started or not running.more_body:
+                self.transport.abort()
+                return
+            running.disconnected = True
+            running.message_event.set()
         body = error.body()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         lines = [f"{name.lower()}: {value}\r\n".encode() for name, value in (headers | error.headers).items()]
@@ -184,7 +195,7 @@ class Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread, self._unread_since = self.transport.get_write_buffer_size(), monotonic()
+        self._unread, self._unread_since = self._untaken(), monotonic()
         self._stall = self.loop.call_later(self._settings.write_timeout / 4, self._look_at_the_reader)
 
     def resume_writing(self) -> None:
@@ -193,10 +204,17 @@ class Protocol(HttpToolsProtocol):
             self._stall = None
         super().resume_writing()
 
+    def _untaken(self) -> int:
+        """Bytes of the answer that the client has not taken: here and in the kernel, which has megabytes of its own."""
+        waiting = bytearray(4)
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
+        return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
+
     def _look_at_the_reader(self) -> None:
         """Cut off a reader who took nothing for the whole time; a slow one may stay. Its request is then cancelled like
         that of any client who leaves."""
-        size, now = self.transport.get_write_buffer_size(), monotonic()
+        size, now = self._untaken(), monotonic()
         if size < self._unread:
             self._unread, self._unread_since = size, now
         elif now - self._unread_since >= self._settings.write_timeout:

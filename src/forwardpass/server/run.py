@@ -136,20 +136,25 @@ def say(app, address: tuple, seconds: float) -> None:
 
 def run(app, listener: socket.socket) -> int:
     """The event loop, until a signal ends it."""
+    raise_file_limit(app)
+    return asyncio.run(_serve(app, make_server(app), listener))
+
+
+def make_server(app):
+    """uvicorn's server of an application, with our protocol and without its handling of signals."""
     from prometheus_client import disable_created_metrics
     from uvicorn.config import Config
     from uvicorn.server import Server
 
     from forwardpass.server.protocol import Protocol
 
-    raise_file_limit(app)
     disable_created_metrics()  # a line more for every one of them, and nobody reads it
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # malformed requests are answered, and no news
     config = Config(app, http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
                     proxy_headers=False, server_header=False, timeout_graceful_shutdown=END_S)
     server = Server(config)
-    server.capture_signals = contextlib.nullcontext  # they are handled here
-    return asyncio.run(_serve(app, server, listener))
+    server.capture_signals = contextlib.nullcontext
+    return server
 
 
 def raise_file_limit(app) -> None:
