@@ -1,5 +1,6 @@
-# make run    install, fetch the default model, answer a question
-# make test   install with the test extras, run the tests
+# make install   make .venv and install into it
+# make run       install, fetch the default model, answer a question
+# make test      install with the test extras, run the tests
 # Each step leaves a stamp in .venv, so that a second call starts at once.
 
 PYTHON   ?= python3
@@ -13,8 +14,10 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find CMakeLists.txt native src -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
-.PHONY: run test lint clean
+.PHONY: install run test lint clean
 .DELETE_ON_ERROR:
+
+install: $(VENV)/installed
 
 run: $(VENV)/installed
 	@$(BIN)/forwardpass run "$(QUESTION)"

@@ -57,6 +57,11 @@ def test_chat():
     assert out.count("tokens of prompt") == 2 and out.rstrip().endswith(">")
 
 
+def test_many_users():
+    out = run("many_users.py")
+    assert "KV cache 256.0 MiB" in out and "somebody leaves after" in out and "the same answers alone: True" in out
+
+
 @pytest.mark.models
 def test_complete_code():
     out = run("complete_code.py")
