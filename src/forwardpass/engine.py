@@ -340,7 +340,7 @@ class Engine:
         alone = alone and not self._jobs.coming
         ahead = 1 if not alone else self._computing.steps_ahead(plan, self.scheduler, self.run_ahead_s)
         try:
-            results, seconds = (self._computing.ahead(plan.work, ahead) if ahead > 1 else
+            results, seconds = (self._computing.ahead(plan.work, ahead, self.scheduler.pace) if ahead > 1 else
                                 self._computing.step(plan, self.scheduler))
         except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
             if self.driver is not None:

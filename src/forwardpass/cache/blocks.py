@@ -87,6 +87,7 @@ class BlockPool:
         """One more holds this block: for later texts, until `drop`. Whoever else holds it goes on doing so."""
         self.share(block)
         self._kept.add(block)
+        self.budget.changes += 1
 
     def drop(self, block: int) -> None:
         """It is not kept for later texts any more."""

@@ -11,6 +11,7 @@ import numpy as np
 from forwardpass.contracts import CacheView, Hidden, Packed
 from forwardpass.errors import ForwardpassError
 from forwardpass.scheduler.arrays import packed_plan, packed_texts
+from forwardpass.scheduler.pace import Pace
 from forwardpass.scheduler.scheduler import Plan, Scheduler, Work
 from forwardpass.scheduler.texts import Text
 from forwardpass.stages.decode import decode
@@ -55,14 +56,18 @@ class Computing:
         self.vocab_size = vocab_size
         self.steps = 0
         self.last: list[Step] = []
-        self._pace = (0, 0.0)  # (sequences, seconds) of the newest step that computed one token of each
 
     def step(self, plan: Plan, scheduler: Scheduler) -> tuple[Results, dict[str, float]]:
         """One step: the results of all whom it advances, and seconds by stage."""
         self.steps += 1
         texts, work = plan
+        reading = 0.0
         seconds = {"embed": 0.0, "decode": 0.0, "project": 0.0}
-        results = self._read(texts, scheduler, seconds) if texts else []
+        results = []
+        if texts:
+            results = self._read(texts, scheduler, seconds)
+            reading = sum(seconds.values())
+            scheduler.pace.note_texts(sum(map(len, texts)), reading)
         rows, wanted, sources = [(one.count, one.sequence.computed) for one in work], [], []
         if work:
             packed, cache = packed_plan(work, self.network.regimes)
@@ -83,15 +88,15 @@ class Computing:
                     results.append((owner, scheduler.give, (one, hidden.values, starts[i], starts[i + 1])))
                 else:
                     results.append((owner, scheduler.done, (one,)))
-            if not texts and len(work) == packed.token_ids.size:
-                self._pace = len(work), sum(seconds.values())
+            ones = sum(one.count == 1 for one in work)
+            scheduler.pace.note(ones, packed.token_ids.size - ones, sum(seconds.values()) - reading)
         self.last = [Step(rows, len(wanted), [len(text) for text in texts], sources)]
         return results, seconds
 
     def steps_ahead(self, plan: Plan, scheduler: Scheduler, within: float) -> int:
         """Steps that may be computed before Python looks at their tokens: more than one only if each token is simply
         the likeliest, nobody waits to join, and they take no longer than `within` seconds."""
-        sequences, seconds = self._pace
+        sequences, seconds = scheduler.pace.ones
         if sequences != len(plan.work):
             return 1
         steps = min(RUN_AHEAD_STEPS, int(within / max(seconds, 1e-6)))
@@ -101,7 +106,7 @@ class Computing:
             steps = min(steps, work.sequence.owner.ahead(work.sequence))
         return scheduler.ahead(plan, steps) if steps > 1 else 1
 
-    def ahead(self, plan: list[Work], steps: int) -> tuple[Results, dict[str, float]]:
+    def ahead(self, plan: list[Work], steps: int, pace: Pace) -> tuple[Results, dict[str, float]]:
         """The same as `step` for several steps in one call, at least one, where next tokens need nobody to choose."""
         packed, cache = packed_plan(plan, self.network.regimes)
         ends = [np.fromiter(work.sequence.owner.ends(work.sequence), np.int32) for work in plan]
@@ -114,7 +119,7 @@ class Computing:
         self.steps += done
         self.last = [Step([(1, work.sequence.computed + i) for work in plan], len(plan), [], _sources(cache))
                      for i in range(done)]
-        self._pace = len(plan), sum(seconds.values()) / done
+        pace.note(len(plan), 0, sum(seconds.values()) / done)
         return [(work.sequence.owner, work.sequence.owner.take_ahead, (work, mine))
                 for work, mine in zip(plan, tokens.T.tolist(), strict=True)], seconds
 

@@ -95,7 +95,7 @@ class WholeTexts(Reading):
     def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._queue = deque(Text(*self._texts[i], owner=self, index=i) for i in self._line)
-        scheduler.texts.add(self._queue)
+        scheduler.texts.add(self._queue, self.terms)
 
     def take(self, text: Text, values: np.ndarray, begin: int, end: int) -> None:
         self._finished[text.index] = values, begin, end

@@ -22,6 +22,8 @@ from forwardpass.cache.prefix import Found, PrefixCache
 from forwardpass.cache.tables import KvCache
 from forwardpass.contracts import PAGE
 from forwardpass.models.regimes import Regime, Regimes
+from forwardpass.scheduler.line import FIRST, Claim, Line, Order
+from forwardpass.scheduler.pace import Pace
 from forwardpass.scheduler.sequence import Plan, Sequence, Work
 from forwardpass.scheduler.terms import Terms
 from forwardpass.scheduler.texts import TEXT_ROWS, Text, TextQueues
@@ -30,17 +32,22 @@ STEP_TOKENS = 512
 """Rows that one step computes at most: enough to fill the matrix units, few enough to keep others' tokens coming."""
 
 
+STEP_S = 0.05
+"""Seconds that a step takes at most while somebody's next token is in it, where the scheduler can choose."""
+
 _order = attrgetter("order")
 
 
 class Scheduler:
     """Sequences wait, run (hold blocks) and end. All methods leave the block counts right, whatever is cancelled.
 
-    waiting, running: sequences in order of arrival;  texts: what an encoder reads for its own sake.
+    waiting, running: sequences in the order in which they come;  texts: what an encoder reads for its own sake.
+    pace: how long steps take;  line: the order of those who wait, perhaps for several models that share their memory.
+    claim: what the first of those that wait needs, if there was no room for it in the newest plan.
     """
 
     def __init__(self, cache: KvCache, prefixes: PrefixCache, step_tokens: int = STEP_TOKENS,
-                 regimes: Regimes = Regimes(), text_rows: int = TEXT_ROWS):  # noqa: B008  immutable
+                 regimes: Regimes = Regimes(), text_rows: int = TEXT_ROWS, line: Line | None = None):  # noqa: B008
         self.cache = cache
         self.prefixes = prefixes
         self.step_tokens = step_tokens
@@ -49,46 +56,89 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._arrivals = 0
+        self.pace = Pace()
+        self.line = line or Line()
+        self.claim: Claim | None = None
+        self._refused: tuple[Sequence | None, int, Claim | None] = (None, 0, None)
         self._lent: list[Text] = []  # texts that got blocks for the newest step
+        self.line.join(self)
 
     def add(self, sequence: Sequence, terms: Terms = Terms()) -> None:  # noqa: B008  only read
-        self._arrivals += 1
-        sequence.order = self._arrivals
+        sequence.order = self.line.place(terms.priority, terms.key)
         sequence.salt = terms.salt
-        self.waiting.append(sequence)
+        insort_right(self.waiting, sequence, key=_order)
 
-    def plan(self) -> Plan:
-        """The next step. Both parts are empty only if nothing is waiting or running."""
+    def plan(self, within: float | None = None) -> Plan:
+        """The next step. Both parts are empty only if nothing is waiting or running, or if all that waits has to wait
+        for another model's sequences.
+
+        within: seconds that it should take at most, because others wait for its end; None = as long as is good for who
+        is in it. At least one text and some rows are computed however long they take.
+        """
         if self.regimes.switch:
             for sequence in [s for s in reversed(self.running) if self._regime(s) != s.regime]:
                 self._send_back(sequence)
-        texts = self._next_texts() if self.texts else []
-        plan = self._plan_rows(texts)
-        while not plan.work and not plan.texts and self.waiting and self._take_from_idle():
-            plan = self._plan_rows(texts)
+        while self._yields(urgent=True):
+            pass
+        self.claim = None
+        ones, prompts = self._gaps()
+        if within is None and ones:
+            within = STEP_S
+        spare = None if within is None else self.pace.spare(within, len(ones))
+        texts = []
+        if self.texts:
+            texts = self._next_texts(None if spare is None else self.pace.text_rows(spare, self.texts.rows))
+            if spare is not None:
+                spare -= self.pace.text_seconds(sum(map(len, texts)))
+        rows = self.step_tokens if spare is None else self.pace.rows(spare, self.step_tokens)
+        plan = self._plan_rows(texts, ones, prompts, rows)
+        while not plan.work and not plan.texts and self._yields(urgent=False):
+            plan = self._plan_rows(texts, *self._gaps(), rows)
         return plan
 
-    def _plan_rows(self, texts: list[Text]) -> Plan:
-        budget = self.step_tokens
+    def _gaps(self) -> tuple[list[Sequence], deque[Sequence]]:
+        """The running sequences with one token to compute, and those with more."""
+        ones: list[Sequence] = []
+        prompts: deque[Sequence] = deque()
+        for sequence in self.running:
+            behind = len(sequence.tokens) - sequence.computed
+            if behind:
+                (ones if behind == 1 else prompts).append(sequence)
+        return ones, prompts
+
+    def _plan_rows(self, texts: list[Text], ones: list[Sequence], prompts: deque[Sequence], rows: int) -> Plan:
+        """rows: of prompts, at most."""
+        left = self.step_tokens
         work: list[Work] = []
         sources: list[Text] = []
         planned: set[int] = set()
         # The sequences with one token to compute first: nobody's stream waits for somebody else's prompt.
-        for sequence in sorted(self.running, key=lambda s: s.behind > 1):
-            if budget == 0:
-                break
-            if not sequence.behind or not sequence.tables:  # nothing to do; preempted for the sake of an older one
-                continue
-            source = sequence.source
-            if self._make_room(sequence, planned) and (source is None or self._reads(source, sources)):
+        for sequence in ones:
+            if left and self._goes_on(sequence, planned, sources):
+                work.append(Work(sequence, 1, not sequence.rows))
+                left -= 1
+        left = min(left, rows)
+        long, kept = None, 0
+        waits = bool(self.waiting)
+        while left and (prompts or waits):
+            if prompts and not (waits and self.waiting[0].order < prompts[0].order):
+                sequence = prompts.popleft()
+                if (long is not None and sequence.behind > left) or not self._goes_on(sequence, planned, sources):
+                    continue
+            else:
+                sequence = self.waiting[0]
+                if not self._start(sequence, None if long is None else left) or not self._sees(sequence, sources):
+                    break
                 planned.add(id(sequence))
-                budget -= self._take_work(sequence, budget, work)
-        while self.waiting and budget:
-            sequence = self.waiting[0]
-            if not self._start(sequence) or not (sequence.source is None or self._reads(sequence.source, sources)):
-                break
-            budget -= self._take_work(sequence, budget, work)
+                waits = bool(self.waiting)
+            if sequence.behind > left and (prompts or waits):
+                # Of a prompt that takes several steps, half a step: whoever needs less than the other half gets it.
+                long, kept = sequence, left - left // 2
+                left -= kept
+            else:
+                left -= self._take_work(sequence, left, work)
+        if long is not None:
+            self._take_work(long, kept + left, work)
         return Plan(sources + texts, work)
 
     def ahead(self, plan: Plan, steps: int) -> int:
@@ -134,6 +184,8 @@ class Scheduler:
     def finish(self, sequence: Sequence, keep: bool) -> None:
         """A sequence has ended or was cancelled. keep: what it computed may serve later requests."""
         sequence.owner = None
+        if self.claim is not None and self.claim.order == sequence.order:
+            self.claim = None
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
@@ -177,15 +229,36 @@ class Scheduler:
         self.running[first:last] = [sequence for sequence in out if sequence.tables]
         return out
 
-    def _start(self, sequence: Sequence) -> bool:
-        """Move a waiting sequence among the running if its whole text and its source have room beside what is running,
-        and these room to grow."""
-        sequence.regime, source = self._regime(sequence), sequence.source
-        found = self._fitting(sequence)
-        tables = None if found is None else self.prefixes.take(found)
-        if tables is None:
+    def growth(self, order: Order) -> int:
+        """Bytes of a block more for each sequence that runs, except those of this place in the line."""
+        return self.cache.page_bytes * sum(not one.rows and one.order != order for one in self.running)
+
+    def _room(self, order: Order) -> int:
+        """Bytes for a sequence that starts. Whoever started with the last ones would send somebody back as soon as the
+        others grow, perhaps itself."""
+        return self.cache.budget.room - sum(one.growth(order) for one in self.line.schedulers())
+
+    def _start(self, sequence: Sequence, rows: int | None) -> bool:
+        """Move a waiting sequence among the running if its whole text and its source have room beside what is running.
+        rows: only if not more than these are to be computed of it."""
+        if any(other.claim is not None and other.claim.order < sequence.order for other in self.line.schedulers()
+               if other is not self):
+            self.claim = self.claim or Claim(sequence.order, 0)
             return False
-        sequence.tables, sequence.computed, sequence.reused = tables, found.positions, found.positions
+        refused, changes, claim = self._refused
+        if refused is sequence and changes == self.cache.budget.changes:
+            self.claim = self.claim or claim
+            return False
+        sequence.regime, source = self._regime(sequence), sequence.source
+        found, need = self._fitting(sequence)
+        if found is None:
+            self.claim = self.claim or Claim(sequence.order, need)
+            self._refused = sequence, self.cache.budget.changes, Claim(sequence.order, need)
+            return False
+        if rows is not None and len(sequence.tokens) - found.positions > rows:
+            return False
+        sequence.tables, sequence.computed = self.prefixes.take(found), found.positions
+        sequence.reused = found.positions
         if sequence.cached is None:
             sequence.cached = found.positions
             if sequence.reuses:
@@ -200,26 +273,44 @@ class Scheduler:
             source.holders += 1
         self.waiting.remove(sequence)
         insort_right(self.running, sequence, key=_order)
+        self.line.started(sequence.order)
         return True
 
-    def _fitting(self, sequence: Sequence) -> Found | None:
-        """What is kept of a sequence, if there is room for the rest of it. Nothing is dropped here: kept texts are only
-        if that is enough."""
-        length, source = len(sequence.tokens), sequence.source
-        # Whoever starts with the last blocks sends somebody back as soon as the others grow, perhaps itself.
-        grow = sum(not one.rows and one.order != sequence.order for one in self.running)
-        room = self.cache.budget.room - grow * self.cache.page_bytes
-        if source is not None and not source.holders:
-            room -= self.cache.sources.need(len(source))
+    def _fitting(self, sequence: Sequence) -> tuple[Found | None, int]:
+        """What is kept of a sequence, if there is room for the rest of it, and the bytes that this takes. Nothing is
+        dropped here: kept texts are only if that is enough."""
+        length, room = len(sequence.tokens), self._room(sequence.order)
+        source = 0
+        if sequence.source is not None and not sequence.source.holders:
+            source = self.cache.sources.need(len(sequence.source))
         # The last token is always computed: its hidden state is what the next one is chosen from.
         limit = length - 1 if sequence.reuses else 0
         while True:
             found = self.prefixes.find(sequence.tokens, limit, sequence.regime, sequence.salt)
-            if self.cache.need(length, found.positions) + self.cache.idle(found.tables) <= room:
-                return found
+            need = source + self.cache.need(length, found.positions) + self.cache.idle(found.tables)
+            if need <= room:
+                return found, need
             if not found.positions % PAGE:
-                return None
+                return None, need
             limit = found.positions // PAGE * PAGE  # with no copy of a block there may be room
+
+    def _goes_on(self, sequence: Sequence, planned: set[int], sources: list[Text]) -> bool:
+        """Whether a running sequence has what its next rows need; if so, it is among the planned."""
+        if sequence.tables and self._make_room(sequence, planned) and self._sees(sequence, sources):
+            planned.add(id(sequence))
+            return True
+        return False  # perhaps it yielded its blocks to an older one
+
+    def _sees(self, sequence: Sequence, sources: list[Text]) -> bool:
+        """Whether a sequence's source has been read or is among `sources`, those of this step, to which it is added if
+        its rows are not too many."""
+        source = sequence.source
+        if source is None or source.read or source in sources:
+            return True
+        if sources and sum(map(len, sources)) + len(source) > self.texts.rows:
+            return False
+        sources.append(source)
+        return True
 
     def _regime(self, sequence: Sequence) -> Regime:
         return self.regimes.of(len(sequence.tokens), sequence.prompt)
@@ -230,19 +321,10 @@ class Scheduler:
         work.append(Work(sequence, count, count == sequence.behind and not sequence.rows))
         return count
 
-    def _reads(self, source: Text, sources: list[Text]) -> bool:
-        """Whether a source has been read or is among `sources`, those of this step, to which it is added if its rows
-        are not too many."""
-        if source.read or source in sources:
-            return True
-        if sources and sum(map(len, sources)) + len(source) > self.texts.rows:
-            return False
-        sources.append(source)
-        return True
-
-    def _next_texts(self) -> list[Text]:
-        """Texts that are read in the next step; in an encoder-decoder those that get blocks for it, at least one."""
-        texts = self.texts.next()
+    def _next_texts(self, rows: int | None) -> list[Text]:
+        """Texts that are read in the next step. In an encoder-decoder those that get blocks for it: at least one, unless
+        another model's sequences hold them all."""
+        texts = self.texts.next(rows)
         if self.cache.sources is None:
             return texts
         for text in self._lent:  # if the step they were lent for was interrupted
@@ -254,6 +336,9 @@ class Scheduler:
                 if not text.blocks:
                     if number:
                         return texts[:number]
+                    if not self.running:
+                        self.claim = Claim((self.texts.priority, FIRST, 0), self.cache.sources.need(len(text)))
+                        return []
                     self._preempt(self.running[-1])
         return texts
 
@@ -272,12 +357,18 @@ class Scheduler:
         sequence.steady = self.cache.steady(sequence.tables)
         return True
 
-    def _take_from_idle(self) -> bool:
-        """Let the youngest running sequence yield for the oldest waiting one, if it is younger.
+    def _yields(self, urgent: bool) -> bool:
+        """Send the last running sequence back if one that comes before it waits for room, of this model or of one that
+        shares its memory; whether it was.
 
-        Needed only where all that run wait for others of their request, and these for room.
+        urgent: only if the priority of that one is smaller. Otherwise this is needed only where all that run wait for
+        others of their requests, and these for room.
         """
-        if not self.running or self.running[-1].order <= self.waiting[0].order:
+        claims = [one.claim for one in self.line.schedulers() if one.claim is not None]
+        if not claims or not self.running:
+            return False
+        claim, last = min(claims), self.running[-1].order
+        if (last[0] <= claim.order[0] if urgent else last <= claim.order) or self._room(claim.order) >= claim.need:
             return False
         self._preempt(self.running[-1])
         return True
@@ -305,6 +396,7 @@ class Scheduler:
                 source.holders -= 1
                 if not source.holders:
                     self._give_back(source)
+            self.cache.budget.changes += 1
         sequence.forget()
 
     def _give_back(self, text: Text) -> None:

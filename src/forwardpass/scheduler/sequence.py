@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from forwardpass.cache.prefix import Node
 from forwardpass.cache.tables import Table
 from forwardpass.models.regimes import Regime
+from forwardpass.scheduler.line import Order
 from forwardpass.scheduler.texts import Text
 
 NEVER = sys.maxsize
@@ -23,7 +24,7 @@ class Sequence:
 
     owner, index: whom its rows are for, and which of their sequences it is; nobody's once it has ended.
     source: what it attends to in an encoder-decoder.  rows: all of its rows are wanted, so none may be taken from kept
-    texts, and no token follows.  salt: see Terms.  order: of arrival; those of one request share it.
+    texts, and no token follows.  salt: see Terms.  order: its place in the line; those of one request share it.
 
     kept: the last page of it that is among the kept texts;  due: how many tokens fill the next one;
     steady: how many tokens it has blocks for.
@@ -41,7 +42,7 @@ class Sequence:
     source: Text | None = None
     rows: bool = False
     salt: str = ""
-    order: int = 0
+    order: Order = (0, 0, 0)
     kept: Node | None = None
     due: int = NEVER
     steady: int = 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from forwardpass.scheduler.terms import Terms
 
 TEXT_ROWS = 512
 """Rows that an encoder computes in one step at most, unless a single text has more."""
@@ -34,46 +37,75 @@ class Text:
 
 
 class TextQueues:
-    """Texts that wait to be read, a queue for each who asked. A step reads some of every queue, so nobody waits for all
-    texts of somebody else."""
+    """Texts that wait to be read, a queue for each who asked. A step reads those of the smallest priority first, and
+    among equals some of every key and of each of its queues, so nobody waits for all texts of somebody else."""
 
     def __init__(self, rows: int = TEXT_ROWS):
         self.rows = rows
-        self._queues: deque[deque[Text]] = deque()
+        self._keys: dict[int, OrderedDict[str, deque[deque[Text]]]] = {}  # priority -> key -> queues
+        self._places: dict[int, tuple[int, str]] = {}  # id of a queue -> its priority and key
+        self._chosen: dict[int, deque[Text]] = {}  # id of a text of the newest step -> its queue
 
     def __bool__(self) -> bool:
-        return bool(self._queues)
+        return bool(self._places)
 
-    def add(self, queue: deque[Text]) -> None:
+    @property
+    def priority(self) -> int:
+        """The smallest of those that wait."""
+        return min(self._keys)
+
+    def add(self, queue: deque[Text], terms: Terms = Terms()) -> None:  # noqa: B008  only read
         """The queue's first text is read first, and leaves it when it has been."""
-        self._queues.append(queue)
+        self._places[id(queue)] = terms.priority, terms.key
+        self._keys.setdefault(terms.priority, OrderedDict()).setdefault(terms.key, deque()).append(queue)
 
     def drop(self, queue: deque[Text]) -> None:
         """Forget a queue; harmless if it is not there any more."""
-        self._queues = deque(one for one in self._queues if one is not queue)
+        place = self._places.pop(id(queue), None)
+        if place is None:
+            return
+        priority, key = place
+        queues = self._keys[priority][key]
+        queues = self._keys[priority][key] = deque(one for one in queues if one is not queue)
+        if not queues:
+            del self._keys[priority][key]
+            if not self._keys[priority]:
+                del self._keys[priority]
 
-    def next(self) -> list[Text]:
-        """Texts for one step, those of a queue side by side: at least one, and no more than fit into its rows."""
-        left = self.rows
-        self._queues.rotate(-1)  # another queue begins each time, since what begins is read however long it is
-        chosen: list[list[Text]] = [[] for _ in self._queues]
-        turns = [(iter(queue), mine) for queue, mine in zip(self._queues, chosen, strict=True)]
-        while turns:
-            going = []
-            for texts, mine in turns:
-                text = next(texts, None)
-                if text is not None and (len(text) <= left or left == self.rows):
-                    mine.append(text)
-                    left -= len(text)
-                    going.append((texts, mine))
-            turns = going
-        return [text for mine in chosen for text in mine]
+    def next(self, rows: int | None = None) -> list[Text]:
+        """Texts for one step, those of a queue side by side: at least one, and no more than fit into `rows` rows; None
+        = as many as a step computes."""
+        left = self.rows if rows is None else min(rows, self.rows)
+        chosen: dict[int, list[Text]] = {}  # id of a queue -> texts
+        self._chosen.clear()
+        for priority in sorted(self._keys):
+            keys = self._keys[priority]
+            keys.move_to_end(next(iter(keys)))  # another one begins each time: what begins is read however long it is
+            turns = deque(_rotated(queues) for queues in keys.values())
+            while turns and left > 0:
+                queues = turns.popleft()
+                while queues:
+                    queue, texts = queues.popleft()
+                    text = next(texts, None)
+                    if text is not None and (len(text) <= left or not chosen):
+                        chosen.setdefault(id(queue), []).append(text)
+                        self._chosen[id(text)] = queue
+                        left -= len(text)
+                        queues.append((queue, texts))
+                        turns.append(queues)
+                        break
+        return [text for texts in chosen.values() for text in texts]
 
     def done(self, text: Text) -> None:
         """A text of `next` has been read. Those of a queue are done in its order."""
-        for queue in self._queues:
-            if queue and queue[0] is text:
-                queue.popleft()
-                if not queue:
-                    self.drop(queue)
-                return
+        queue = self._chosen.pop(id(text), None)
+        if queue and queue[0] is text:
+            queue.popleft()
+            if not queue:
+                self.drop(queue)
+
+
+def _rotated(queues: deque[deque[Text]]) -> deque[tuple[deque[Text], Iterator[Text]]]:
+    """A key's queues, another one first each time, with the texts that they still offer."""
+    queues.rotate(-1)
+    return deque((queue, iter(queue)) for queue in queues)
