@@ -136,9 +136,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._silent = 0
-        if self.idle:
+        idle = self.idle
+        if idle:
             self._set_timer(None)
         super().on_headers_complete()
+        if idle:
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._silent = 0
@@ -158,11 +161,9 @@ class Protocol(HttpToolsProtocol):
 
     # ---- answering
 
-    def _start_asgi_task(self, cycle, app) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
     def on_response_complete(self) -> None:
+        if self.pipeline and not self.transport.is_closing():
+            self._running = self.pipeline[-1][0]  # uvicorn begins with it now
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's own timer, which a single byte stops for ever
         if self.idle and not self.transport.is_closing():
