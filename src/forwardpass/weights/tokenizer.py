@@ -14,6 +14,10 @@ from ..errors import ModelFileError, ParameterError
 from .languages import Languages
 from .recipes import SPACE, Recipe, add_tokens, recipe_from_dict, recipe_to_dict
 
+LONG = 2000
+"""Characters from which on a text is encoded as a batch of one: only then does the library let other threads run."""
+
+
 
 @dataclass(frozen=True)
 class VocabularyFacts:
@@ -305,6 +309,12 @@ def _panic(error: BaseException) -> bool:
 
 def _encode(backend: Backend, text: str | tuple[str, str], add_special_tokens: bool) -> Encoding:
     first, second = text if isinstance(text, tuple) else (text, None)
+    if sum(len(one) for one in (first, second) if isinstance(one, str)) > LONG:
+        try:
+            return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        except BaseException as error:
+            if not isinstance(error, Exception) and not _panic(error):
+                raise  # else it is said below what is wrong
     try:
         return backend.encode(first, second, add_special_tokens=add_special_tokens)
     except (TypeError, UnicodeEncodeError) as error:
