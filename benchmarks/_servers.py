@@ -182,7 +182,7 @@ class LlamaServer(Server):
             raise Missing("llama-server reads GGUF files only")
         self._binary, self._model, self._threads = found, model, threads
         said = subprocess.run([found, "--version"], env=os.environ | self.environment(), capture_output=True, text=True)
-        self.version = " ".join((said.stdout + said.stderr).split())[:120]
+        self.version = " ".join((said.stdout + said.stderr).removeprefix("version: ").split())[:120]
 
     def environment(self):
         # Its libraries usually lie beside it.
