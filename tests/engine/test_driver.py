@@ -517,11 +517,13 @@ def test_exceptions_that_are_thrown_into_the_thread():
 
 def test_a_listener_that_raises_harms_nobody(caplog):
     engine = make()
+    gate = Gate(engine)
     with driven(engine):
         request, other = start(engine, [1]), start(engine, [2])
         for listeners in (request.on_news, request.on_end):
             listeners += [lambda: 1 / 0, lambda: (lambda: 1 / 0)]
-        request.on_end.append(lambda: engine.run([other]))  # from inside a step
+        request.on_end.append(lambda: start(engine))  # from inside a step
+        gate.open()
         engine.run([request, other])
         assert [request.completions()[0].token_ids, other.completions()[0].token_ids] == [alone([1])[0], alone([2])[0]]
         assert idle(engine)
@@ -550,22 +552,31 @@ def test_engines_get_a_step_each_in_turn():
 
 def test_running_ahead_only_where_nobody_else_waits():
     engine, other = make(ahead=1.0), make(ahead=1.0)
-    with driven(engine, other):
-        seen = []
-        engine.network.before = lambda: seen.append(other.busy)
-        request = start(engine, max_new_tokens=60)
-        engine.run([request])
-        assert len(engine.last) > 1  # alone, so several steps in one call
-        gate = Gate(other)
-        long, theirs = start(engine, max_new_tokens=60), start(other, [1], max_new_tokens=60)
-        gate.reached()
+
+    def ask():
+        """How many steps each call took, and whether the other engine had something to do."""
         taken = []
-        long.on_news.append(lambda: taken.append((other.busy, len(engine.last))))
+        gate = Gate(engine)
+        request = start(engine, max_new_tokens=60)
+        request.on_news.append(lambda: taken.append((len(engine.last), other.busy)))
+        return request, taken, gate
+
+    with driven(engine, other):
+        request, taken, gate = ask()
         gate.open()
-        engine.run([long])
+        engine.run([request])
+        assert max(steps for steps, _ in taken) > 1 and not any(busy for _, busy in taken)
+        assert [request.completions()[0].token_ids] == alone([1, 2, 3], max_new_tokens=60)
+        behind = Gate(other)
+        theirs = start(other, [1], max_new_tokens=60)
+        behind.reached()
+        request, taken, gate = ask()
+        behind.open()
+        gate.open()
+        engine.run([request])
         other.run([theirs])
-        assert all(steps == 1 for busy, steps in taken if busy) and any(busy for busy, _ in taken)
-        assert [long.completions()[0].token_ids] == alone([1, 2, 3], max_new_tokens=60)
+        assert sum(busy for _, busy in taken) >= 2 and all(steps == 1 for steps, busy in taken if busy)
+        assert [request.completions()[0].token_ids] == alone([1, 2, 3], max_new_tokens=60)
 
 
 def test_steps_are_shorter_while_somebody_is_in_the_middle_of_an_answer(monkeypatch):
