@@ -210,7 +210,7 @@ class Engine:
         within: seconds that it should take at most, where the scheduler can choose;  alone: nobody waits for its end.
         """
         with self._turn():
-            return self._step(alone)
+            return self._step(within, alone)
 
     def close(self) -> None:
         """Cancel all requests, whoever waits for them, and take no more."""
@@ -237,8 +237,7 @@ class Engine:
         scheduler, cache, meter, prefixes = self.scheduler, self.cache, self._meter, self.prefixes
         return EngineStats(self.steps, meter.rows, meter.generated, meter.step_seconds(), meter.batch(),
                            len(self._jobs), len(scheduler.running), len(scheduler.waiting), dict(self._jobs.ended),
-                           scheduler.preemptions, cache.size - cache.free, cache.size, getattr(prefixes, "asked", 0),
-                           getattr(prefixes, "found", 0))
+                           scheduler.preemptions, cache.size - cache.free, cache.size, prefixes.asked, prefixes.found)
 
     def recover(self, thread: int) -> None:
         """A thread has ended, perhaps inside a step: its turn is over, and whatever was asked ends with an error."""
@@ -330,8 +329,8 @@ class Engine:
             finally:
                 self._turns.leave()
 
-    def _step(self, alone: bool = True) -> bool:
-        plan = self.scheduler.plan()
+    def _step(self, within: float | None = None, alone: bool = True) -> bool:
+        plan = self.scheduler.plan(within)
         if not plan.work and not plan.texts:
             return False
         jobs = {id(one): one for one in [work.sequence.owner for work in plan.work]}
