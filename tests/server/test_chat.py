@@ -384,6 +384,30 @@ def test_end_tokens(app, tmp_path):
     host.close()
 
 
+# ---- what the cache had
+
+
+def test_usage_says_what_of_the_prompt_was_cached(client, model):
+    """A second turn finds the first one; the same text under another salt finds nothing."""
+    long = [{"role": "user", "content": "What is a llama? " * 20}]
+
+    def cached(messages, **more):
+        answer = client.post(PATH, ask(messages, **more)).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["message"]["content"]
+
+    first, said = cached(long, cache_salt="one")
+    assert first == 0
+    for more in ({}, {"n": 2}, {"num_beams": 2}):
+        found, again = cached(long, cache_salt="one", **more)
+        assert 320 <= found < len(chat_ids(model.tokenizer, long)) and (more.get("num_beams") or again == said)
+    turn = [*long, {"role": "assistant", "content": said}, {"role": "user", "content": "Where?"}]
+    assert cached(turn, cache_salt="one")[0] >= found
+    assert cached(long, cache_salt="two") == (0, said)
+    *_, last = [json.loads(line.removeprefix("data: ")) for line in client.post(PATH, ask(
+        long, cache_salt="one", stream=True, stream_options={"include_usage": True})).text.split("\n\n")[:-2]]
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == found
+
+
 # ---- bad requests beside a good one
 
 

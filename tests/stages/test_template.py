@@ -346,6 +346,12 @@ def test_an_empty_message_can_be_continued(byte_tokenizer, content):
     assert ids == [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\n"]
 
 
+def test_a_message_of_no_parts_can_be_continued(byte_tokenizer):
+    template = "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part['text'] }}{% endfor %}{% endfor %}"
+    ids = chat_ids(byte_tokenizer(template=template), [{"role": "assistant", "content": []}], continues=True)
+    assert ids == [*b"[assistant]"]
+
+
 def test_a_template_that_hides_the_last_message_cannot_continue_it(byte_tokenizer):
     with pytest.raises(TemplateError, match="cannot be continued"):
         chat_ids(byte_tokenizer(template="{{ messages[0].content }}"), BEGUN, continues=True)

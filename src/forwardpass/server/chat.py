@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from starlette.responses import Response
 
 from forwardpass.contracts import Piece
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.errors import ParameterError
 from forwardpass.server.errors import ApiError
-from forwardpass.server.generation import Answers, Length, check_answers, fitted, head, parameters, wrong
+from forwardpass.server.generation import Answers, Length, check_answers, encoded, fitted, head, parameters, wrong
 from forwardpass.server.logprobs import TokenTexts
 from forwardpass.server.schemas_generation import (
     ChatChoice,
@@ -35,7 +36,7 @@ OWN = frozenset({"tokenizer", "messages", "template", "continues", "add_generati
 or would let a client bring a template."""
 
 
-async def chat(call, body: ChatRequest) -> ChatCompletion | EventStream:
+async def chat(call, body: ChatRequest) -> ChatCompletion | Response:
     """Answer a conversation."""
     check(body)
     model = call.find(body.model, "chat")
@@ -44,10 +45,13 @@ async def chat(call, body: ChatRequest) -> ChatCompletion | EventStream:
     if body.stream:
         return EventStream(ChatEvents(call, model, body, answers))
     await answers.finished()
-    texts = TokenTexts(model.tokenizer)
-    choices = [_choice(texts, choice) for choice in answers.requests[0].choices]
-    return ChatCompletion(**head(call, model, body, answers, "chat.completion"), choices=choices,
-                          usage=answers.usage())
+
+    def whole() -> ChatCompletion:
+        texts = TokenTexts(model.tokenizer)
+        return ChatCompletion(**head(call, model, body, answers, "chat.completion"), usage=answers.usage(),
+                              choices=[_choice(texts, choice) for choice in answers.requests[0].choices])
+
+    return await call.prepare(encoded, whole) if body.logprobs else whole()
 
 
 def _prepared(call, model, body: ChatRequest) -> tuple[list[int], SamplingParams]:
@@ -167,7 +171,7 @@ class ChatEvents(Events):
 
     def begin(self, told: Told, out: list[bytes]) -> None:
         told.held = []
-        out.append(self.event(told, b'"delta":{"role":"assistant","content":""}'))
+        out.append(self.event(told.index, b'"delta":{"role":"assistant","content":""},"logprobs":null'))
 
     def note(self, told: Told, piece: Piece) -> None:
         told.held.append(_entry(self._texts, told.choice, told.seen))

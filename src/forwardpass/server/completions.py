@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
+from starlette.responses import Response
 
 from forwardpass.contracts import Piece
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.errors import ParameterError, UnsupportedModelError
 from forwardpass.server.errors import ApiError
-from forwardpass.server.generation import Answers, Length, check_answers, fitted, head, parameters, wrong
+from forwardpass.server.generation import Answers, Length, check_answers, encoded, fitted, head, parameters, wrong
 from forwardpass.server.logprobs import CompletionRows, Offsets, TokenTexts, prompt_offsets
 from forwardpass.server.prompt_scores import PromptScores, scores
 from forwardpass.server.schemas import prompts
@@ -38,7 +39,7 @@ class Prompt:
     scores: PromptScores | None = None
 
 
-async def complete(call, body: CompletionRequest) -> TextCompletion | EventStream:
+async def complete(call, body: CompletionRequest) -> TextCompletion | Response:
     """Continue texts, fill in what is missing in one, or say how likely they are."""
     listed = prompts(body.prompt, "prompt")
     check(body, len(listed))
@@ -53,16 +54,17 @@ async def complete(call, body: CompletionRequest) -> TextCompletion | EventStrea
     else:
         answers = Answers.ask(call, model, ids, [one.params for one in given])
     entries = Entries(model, body, given)
+    if body.echo:
+        await call.prepare(entries.prepare_echoes)
     if body.stream:
         return EventStream(TextEvents(call, body, answers, entries))
     await answers.finished()
-    choices = [entries.choice(prompt, place, choice)
-               for prompt, request in enumerate(answers.requests)
-               for place, choice in enumerate(_shown(body, request.choices))]
-    if not answers.requests:
-        choices = [entries.choice(prompt, place, None) for prompt in range(len(given)) for place in range(body.answers)]
-    return TextCompletion(**head(call, model, body, answers, "text_completion"), choices=choices,
-                          usage=answers.usage())
+
+    def whole() -> TextCompletion:
+        return TextCompletion(**head(call, model, body, answers, "text_completion"),
+                              choices=list(entries.choices(answers)), usage=answers.usage())
+
+    return whole() if body.logprobs is None else await call.prepare(encoded, whole)
 
 
 def check(body: CompletionRequest, count: int) -> None:
@@ -89,23 +91,32 @@ def _prepared(call, model, body: CompletionRequest, listed: Sequence[str | list[
     length = Length(body.max_tokens, "max_tokens", "prompt", best, 0 if logprobs is None else logprobs + 1, echoed,
                     body.min_tokens or 0)
     params = parameters(model, body, length, logprobs)
+    fields = ["prompt" if len(listed) == 1 else f"prompt[{i}]" for i in range(len(listed))]
     if body.suffix is None:
-        ids = [_ids(model, one, "prompt" if len(listed) == 1 else f"prompt[{i}]") for i, one in enumerate(listed)]
+        ids = [_encoded(model, one, field) if isinstance(one, str) else one
+               for one, field in zip(listed, fields, strict=True)]
     else:
         found, params = _around(model, body, params)
         ids = [found]
     each = fitted(call, model, ids, params, length)
-    given = [Prompt(one if isinstance(one, str) else None, *rest) for one, *rest in zip(listed, ids, each, strict=True)]
-    return given
+    for one, field in zip(listed, fields, strict=True):
+        if not isinstance(one, str):  # now that their number is known to be reasonable
+            _checked(model, one, field)
+    return [Prompt(one if isinstance(one, str) else None, *rest) for one, *rest in zip(listed, ids, each, strict=True)]
 
 
-def _ids(model, prompt: str | list[int], field: str) -> list[int]:
+def _encoded(model, prompt: str, field: str) -> list[int]:
+    if model.tokenizer is None:
+        raise wrong(field, "this model has no tokenizer: send token ids")
     try:
-        if not isinstance(prompt, str):
-            return check_ids(prompt, model.spec.vocab_size)
-        if model.tokenizer is None:
-            raise wrong(field, "this model has no tokenizer: send token ids")
         return encode_prompt(model.tokenizer, prompt)
+    except ParameterError as error:
+        raise wrong(field, str(error)) from None
+
+
+def _checked(model, ids: list[int], field: str) -> None:
+    try:
+        check_ids(ids, model.spec.vocab_size)
     except ParameterError as error:
         raise wrong(field, str(error)) from None
 
@@ -141,16 +152,27 @@ class Entries:
         self.model = model
         self.body = body
         self.given = given
-        self._texts = TokenTexts(model.tokenizer)
+        self.texts = TokenTexts(model.tokenizer)
         self._offsets: list[list[int]] = []
-        if body.echo:
-            for one in given:
-                one.shown, offsets = prompt_offsets(model.tokenizer, one.written, one.ids)
-                self._offsets.append(offsets)
+        self._echoes: list[bytes] = []
+
+    def prepare_echoes(self) -> None:
+        """The prompts' texts and entries, which may take a while. Needed before anything else where they are echoed."""
+        for one in self.given:
+            one.shown, offsets = prompt_offsets(self.model.tokenizer, one.written, one.ids)
+            self._offsets.append(offsets)
+        if self.body.stream:
+            for prompt, one in enumerate(self.given):
+                rows = b"null" if one.scores is None else msgspec.json.encode(self.rows(prompt).take())
+                self._echoes.append(b'"text":' + msgspec.json.encode(one.shown) + b',"logprobs":' + rows)
+
+    def echo(self, prompt: int) -> bytes:
+        """What an event of a stream has of an echoed prompt."""
+        return self._echoes[prompt]
 
     def rows(self, prompt: int) -> CompletionRows:
         """Entries of a choice of that prompt, so far those of the prompt itself if it is echoed."""
-        rows = CompletionRows(self._texts, bool(self.body.logprobs))
+        rows = CompletionRows(self.texts, bool(self.body.logprobs))
         if self.given[prompt].scores is not None:
             for scored, offset in zip(self.given[prompt].scores, self._offsets[prompt], strict=True):
                 rows.add(*scored, offset)
@@ -166,6 +188,14 @@ class Entries:
     def add(self, rows: CompletionRows, offsets: Offsets, choice: Choice, place: int) -> None:
         token = choice.token_ids[place]
         rows.add(token, choice.logprobs[place], choice.top_logprobs[place], offsets.push(token))
+
+    def choices(self, answers: Answers) -> Iterator[CompletionChoice]:
+        """Of all prompts, in order."""
+        nothing = [None] * self.body.answers
+        for prompt in range(len(self.given)):
+            shown = _shown(self.body, answers.requests[prompt].choices) if answers.requests else nothing
+            for place, choice in enumerate(shown):
+                yield self.choice(prompt, place, choice)
 
     def choice(self, prompt: int, place: int, choice: Choice | None) -> CompletionChoice:
         """A whole choice; None: nothing but the prompt was asked for."""
@@ -197,11 +227,11 @@ class TextEvents(Events):
 
     def begin(self, told: Told, out: list[bytes]) -> None:
         prompt = told.index // self._each
-        if self._logprobs:
-            told.held = self._entries.rows(prompt), self._entries.offsets(prompt, told.choice)
         if self._entries.body.echo:
-            text = msgspec.json.encode(self._entries.given[prompt].shown)
-            out.append(self.event(told, self.OPEN + text, self.logprobs(told)))
+            out.append(self.event(told.index, self._entries.echo(prompt)))
+        if self._logprobs:
+            rows = CompletionRows(self._entries.texts, bool(self._entries.body.logprobs))
+            told.held = rows, self._entries.offsets(prompt, told.choice)
 
     def note(self, told: Told, piece: Piece) -> None:
         self._entries.add(*told.held, told.choice, told.seen)
@@ -212,10 +242,6 @@ class TextEvents(Events):
 
     def end(self, out: list[bytes]) -> None:
         if not self.answers.requests:
-            for prompt in range(len(self._entries.given)):
-                for place in range(self._each):
-                    whole = self._entries.choice(prompt, place, None)
-                    logprobs = msgspec.json.encode(whole.logprobs)
-                    out.append(self.event(Told(whole.index, None, b""), self.OPEN + msgspec.json.encode(whole.text),
-                                          logprobs, b'"length"'))
+            for index in range(len(self._entries.given) * self._each):
+                out.append(self.event(index, self._entries.echo(index // self._each), b'"length"'))
         super().end(out)

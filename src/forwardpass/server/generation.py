@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import msgspec
+from starlette.responses import Response
 
 import forwardpass
 from forwardpass.asynchronous import finished
@@ -270,6 +273,11 @@ def head(call, model, body: Sampling, answers: Answers, kind: str) -> dict[str, 
     name = "chatcmpl" if kind.startswith("chat") else "cmpl"
     return {"id": f"{name}-{call.id.removeprefix('req-')}", "object": kind, "created": answers.created,
             "model": body.model, "system_fingerprint": fingerprint(model)}
+
+
+def encoded(whole: Callable[[], Any]) -> Response:
+    """The response that has what `whole` makes. With many log-probabilities that is work for a thread, both parts."""
+    return Response(msgspec.json.encode(whole()), media_type="application/json")
 
 
 _FINGERPRINTS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

@@ -37,7 +37,7 @@ class Told:
     that wait for the next event.
     """
 
-    def __init__(self, index: int, choice: Choice | None, before: bytes):
+    def __init__(self, index: int, choice: Choice, before: bytes):
         self.index = index
         self.choice = choice
         self.before = before
@@ -79,17 +79,17 @@ class Events:
             self.note(told, piece)
         told.seen += 1
         if piece.text:
-            if self._logprobs:
-                out.append(self.event(told, self.OPEN + _encode(piece.text) + self.CLOSE, self.logprobs(told)))
-            else:
-                out += (told.before, _encode(piece.text), self._after)
+            out += (told.before, _encode(piece.text))
+            out.append(self._after if not self._logprobs else self.CLOSE + b',"logprobs":' + self.logprobs(told)
+                       + b',"finish_reason":null' + self._tail)
         choice = told.choice
         if choice.finish_reason is not None and told.seen == len(choice.token_ids):
-            out.append(self.event(told, self.LAST, self.logprobs(told), _encode(choice.finish_reason)))
+            out.append(self.event(told.index, self.LAST + b',"logprobs":' + self.logprobs(told),
+                                  _encode(choice.finish_reason)))
 
-    def event(self, told: Told, content: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
-        return b'%b{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b' % (self._head, told.index, content, logprobs,
-                                                                         finish, self._tail)
+    def event(self, index: int, content: bytes, finish: bytes = b"null") -> bytes:
+        """content: with its log-probabilities."""
+        return b'%b{"index":%d,%b,"finish_reason":%b%b' % (self._head, index, content, finish, self._tail)
 
     def end(self, out: list[bytes]) -> None:
         """All choices have ended."""

@@ -201,10 +201,10 @@ def _collect(value: Any, used: set[str]) -> None:
 def _append(message: dict[str, Any], mark: str) -> None:
     """Put a mark after the text of a message."""
     content = message.get("content")
-    if isinstance(content, list):
+    if isinstance(content, list) and content:
         content[-1]["text"] += mark
     else:
-        message["content"] = (content or "") + mark
+        message["content"] = [{"type": "text", "text": mark}] if content == [] else (content or "") + mark
 
 
 def check_messages(messages: Any, template: str = "") -> list[dict[str, Any]]:
