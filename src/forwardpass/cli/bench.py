@@ -66,7 +66,7 @@ async def measure(url, api, name, key_file, extra_body, timeout, ignore_eos, tok
         source = texts.from_tokenizer(local, text, longest, seed) if local else \
             await texts.from_server(client, text, longest, seed)
         notes.append(source.how)
-        notes += await _first_request(client, source, asked=ignore_eos is True)
+        notes += await _first_request(client, source, round(loads[0].answer.first), asked=ignore_eos is True)
         with Progress("requests") as progress:
             def tell(done: int, total: int) -> None:
                 progress(said, done, total)
@@ -79,16 +79,16 @@ async def measure(url, api, name, key_file, extra_body, timeout, ignore_eos, tok
             "notes": notes, "levels": found}
 
 
-async def _first_request(client, source, asked: bool) -> list[str]:
+async def _first_request(client, source, wanted: int, asked: bool) -> list[str]:
     """Find out before the load whether the server answers at all, and whether it knows ignore_eos. Sentences on what it
-    does not know."""
+    does not know. wanted: tokens of its answer;  asked: whether the user asked for ignore_eos."""
     text = await source.take(-2, 8)
     content = [{"role": "user", "content": text}] if client.api == "chat" else text
-    record = await client.ask(content, 2)
+    record = await client.ask(content, wanted)
     notes = []
     if record.error in ("http 400", "http 422") and client.ignore_eos and not asked:
         client.ignore_eos = False
-        record = await client.ask(content, 2)
+        record = await client.ask(content, wanted)
         notes.append("the server does not know ignore_eos: answers may be shorter than asked for")
     if record.error:
         raise ForwardpassError(f"{client.root}: the first request failed: {record.error}: {record.message}")
