@@ -12,7 +12,7 @@ from typing import Any
 
 from forwardpass.backends.native import NativeBackend
 from forwardpass.engine import Engine
-from forwardpass.tasks.model import Model, open_named
+from forwardpass.tasks.model import Model, open_named, thread_count
 
 EOS, IM_END = 257, 259
 LETTERS = 256
@@ -46,8 +46,8 @@ class Wish:
 class Alone:
     """The answers of a model to single requests, each computed by an engine of its own that was never asked before."""
 
-    def __init__(self, path):
-        self.opened = open_named(path, "auto", "auto", lambda: NativeBackend(1))
+    def __init__(self, path, threads: int | None = 1):
+        self.opened = open_named(path, "auto", "auto", lambda: NativeBackend(thread_count(threads)))
         self.model = Model(self.opened, 1 << 22)
         self.context = self.model.spec.max_position_embeddings
 
@@ -57,14 +57,16 @@ class Alone:
     def answers(self, wish: Wish) -> list[tuple]:
         """What is seen of each choice."""
         network = self.opened.network
-        engine = Engine(network, self.opened.facts, self.opened.tokenizer, self.blocks(wish))
+        engine = Engine(network, self.opened.facts, self.opened.tokenizer, 4 * self.blocks(wish) + 8)
         request = engine.add(wish.ids, self.model.answer_params(wish.params))
         engine.run([request])
         engine.close()
         return seen(request)
 
-    def blocks(self, wish: Wish) -> int:
-        return (-(-wish.longest // BLOCK) + 1) * max(wish.beams, wish.params.get("num_return_sequences", 1))
+    @staticmethod
+    def blocks(wish: Wish) -> int:
+        """KV blocks without which it is refused."""
+        return -(-(wish.longest - 1) // BLOCK) * wish.beams
 
     def block_bytes(self) -> int:
         return sum(self.opened.network.block_bytes())
@@ -77,20 +79,31 @@ def seen(request) -> list[tuple]:
 
 
 class Mixer:
-    """Makes wishes. alone: of the model that they are for;  longest: tokens of prompt and answer at most."""
+    """Makes wishes. alone: of the model that they are for;  longest: tokens of prompt and answer at most;
+    answer: tokens of an answer at most.
 
-    def __init__(self, rng: random.Random, alone: Alone, longest: int = 400):
+    Some mixes are crowds: short prompts with long answers. All of them start in a memory that is little more than what
+    one of them comes to, grow, and have to yield to one another."""
+
+    def __init__(self, rng: random.Random, alone: Alone, longest: int = 400, answer: int | None = None):
         self.rng = rng
         self.alone = alone
+        self.crowd = rng.random() < 0.4
         self.longest = longest
+        self.answer = (190 if self.crowd else 40) if answer is None else answer
         self.shared = [self.letters(n) for n in (30, 64, 70, 128, 200) if n < longest // 2]
+
+    def blocks(self, wishes: list[Wish]) -> int:
+        """KV blocks for the greatest of the wishes, and perhaps a little more."""
+        return max(map(self.alone.blocks, wishes)) + self.rng.choice([0, 1, 2] if self.crowd else [0, 1, 5, 60])
 
     def letters(self, count: int) -> list[int]:
         return [self.rng.randrange(LETTERS) for _ in range(count)]
 
-    def wishes(self, count: int, leaving: float = 0.3, spread: int = 40) -> list[Wish]:
-        """leaving: the part of them that is given up;  spread: latest `after`."""
+    def wishes(self, count: int, leaving: float = 0.3) -> list[Wish]:
+        """leaving: the part of them that is given up."""
         made = [self.wish(number) for number in range(count)]
+        spread = self.rng.choice([3, 30])
         for one in made:
             one.after = self.rng.choice([0, self.rng.randrange(spread)])
             one.priority = self.rng.choice([0, 0, 0, -1, 3])
@@ -101,11 +114,14 @@ class Mixer:
 
     def wish(self, number: int) -> Wish:
         rng = self.rng
-        ids = [*self.prefix(), *self.letters(rng.choice([1, 2, 5, 17, 63, 64, 65, rng.randrange(1, 100)]))]
-        most = max(1, min(60, self.longest - len(ids)))
-        params: dict[str, Any] = {"max_new_tokens": rng.choice([1, rng.randint(1, most), most])}
+        if self.crowd:
+            ids = self.letters(rng.randrange(1, 60))
+        else:
+            ids = [*self.prefix(), *self.letters(rng.choice([1, 2, 5, 17, 63, 64, 65, rng.randrange(1, 100)]))]
+        most = max(1, min(self.answer, self.longest - len(ids)))
+        params: dict[str, Any] = {"max_new_tokens": rng.choice([1, rng.randint(1, most), most, most])}
         kind = rng.random()
-        if kind < 0.15:
+        if kind < (0.05 if self.crowd else 0.15):
             params |= self.beams()
         elif kind < 0.6:
             params |= self.chance()
@@ -134,7 +150,7 @@ class Mixer:
             one = one[: rng.randrange(len(one))]
         elif rng.random() < 0.2:
             one = one + rng.choice(self.shared)
-        return one[: self.longest - 110]
+        return one[: self.longest // 2]
 
     def chance(self) -> dict[str, Any]:
         rng = self.rng

@@ -33,8 +33,10 @@ KINDS = {  # name -> changes of the tiny model's configuration
     "growing": {"max_position_embeddings": 96, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}},
 }
-BY_HAND, DRIVEN, HTTP = 60, 20, 20
-"""Mixes of a default run. The marker `soak` runs ten times as many."""
+BY_HAND, DRIVEN, HTTP, REAL = 24, 8, 10, 1
+"""Mixes of a default run. The marker `soak` runs many more."""
+CROWDS = (46,)
+"""Seeds of mixes by hand in which requests yield to others."""
 MEMORY = 3 << 20
 """KV bytes of the server: little more than its largest request needs."""
 WRONG = [  # requests that are refused in the middle of it all
@@ -53,11 +55,6 @@ def alone(tmp_path_factory):
     yield found
     for one in found.values():
         one.close()
-
-
-def blocks_for(rng, alone, wishes):
-    """Room for the greatest of the wishes, and perhaps a little more."""
-    return max(map(alone.blocks, wishes)) + rng.choice([0, 1, 3, 10, 60])
 
 
 def nothing_is_left(engine):
@@ -86,10 +83,11 @@ def by_hand(seed, alone):
     rng = random.Random(seed)
     kind = rng.choice(list(alone))
     solo = alone[kind]
-    wishes = Mixer(rng, solo).wishes(rng.randint(2, 14))
-    model = Model(solo.opened, blocks_for(rng, solo, wishes) * solo.block_bytes())
+    mixer = Mixer(rng, solo)
+    wishes = mixer.wishes(rng.choice([2, 8, 8, 16]))
+    model = Model(solo.opened, mixer.blocks(wishes) * solo.block_bytes())
     engine = model.engine
-    engine.scheduler.step_tokens = rng.choice([1, 3, 16, 64, 100, 512])
+    engine.scheduler.step_tokens = rng.choice([5, 16, 64, 100, 512])
     waiting, running, got = list(wishes), {}, {}
     steps = 0
     while waiting or running:
@@ -121,14 +119,15 @@ def test_by_hand(alone, seed):
     by_hand(seed, alone)
 
 
-def driven(seed, alone):
+def driven(seed, alone, **sizes):
     """All kinds of models at the same time, on one memory, stepped by one thread."""
     rng = random.Random(seed)
-    wishes = {kind: Mixer(rng, solo).wishes(rng.randint(1, 8)) for kind, solo in alone.items()}
-    least = sum(blocks_for(rng, alone[kind], wishes[kind]) * alone[kind].block_bytes() for kind in wishes)
+    mixers = {kind: Mixer(rng, solo, **sizes) for kind, solo in alone.items()}
+    wishes = {kind: mixer.wishes(rng.randint(1, 8)) for kind, mixer in mixers.items()}
+    least = max(mixers[kind].blocks(some) * alone[kind].block_bytes() for kind, some in wishes.items())
     host = Host({kind: solo.opened.path for kind, solo in alone.items()}, kv_memory=least * len(alone), threads=1)
     for model in host.models.values():
-        model.engine.scheduler.step_tokens = rng.choice([3, 16, 64, 512])
+        model.engine.scheduler.step_tokens = rng.choice([5, 16, 64, 512])
 
     async def ask(kind, wish):
         model = host.models[kind]
@@ -171,7 +170,19 @@ def test_driven(alone, seed):
 
 def test_the_mixes_do_what_they_are_for(alone):
     """Some of them really have too little memory."""
-    assert sum(by_hand(seed, alone) for seed in range(BY_HAND, BY_HAND + 8)) > 0
+    assert all(by_hand(seed, alone) for seed in CROWDS)
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_path):
+    one = Alone(smollm2_path, threads=None)
+    yield {"smollm2": one}
+    one.close()
+
+
+@pytest.mark.parametrize("seed", range(REAL))
+def test_the_real_model(real, seed):
+    driven(seed, real, longest=160, answer=10)
 
 
 @pytest.fixture(scope="module")
@@ -236,12 +247,14 @@ def test_over_http(alone, served, seed):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how, count", [("by_hand", 600), ("driven", 200), ("over_http", 200)])
-def test_many_more(alone, served, how, count):
+@pytest.mark.parametrize("how, count", [("by_hand", 600), ("driven", 200), ("over_http", 200), ("real", 40)])
+def test_many_more(alone, real, served, how, count):
+    mix = {"by_hand": lambda seed: by_hand(seed, alone), "driven": lambda seed: driven(seed, alone),
+           "over_http": lambda seed: over_http(seed, alone, served),
+           "real": lambda seed: driven(seed, real, longest=300, answer=30)}[how]
     for seed in range(1000, 1000 + count):
         try:
-            by_hand(seed, alone) if how == "by_hand" else driven(seed, alone) if how == "driven" else over_http(
-                seed, alone, served)
+            mix(seed)
         except BaseException as error:
             error.add_note(f"{how} with seed {seed}")
             raise
