@@ -94,7 +94,7 @@ class TokenCache(KvCache):
             assert all(len(set(tables[g].blocks)) == len(tables[g].blocks) for tables in texts)
             assert all(pool.holders(block) == held[block] for block in range(pool.size))
         held = [block for blocks in sources for block in blocks]
-        assert len(set(held)) == len(held) and all(self.sources._pool.holders(block) == 1 for block in held)
+        assert len(set(held)) == len(held) and all(self.sources.pool.holders(block) == 1 for block in held)
         assert self.size - self.free == (sum(self.held()) + len(held)) * BLOCK_BYTES
 
     def check_kept(self, prefixes):

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from forwardpass.cache.budget import Budget
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
 from forwardpass.decoding.beams import BeamSearch
@@ -33,8 +32,9 @@ from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, logged
 from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts
 from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
+from forwardpass.scheduler.shared import SharedBudget
 from forwardpass.scheduler.stats import EngineStats, Meter
-from forwardpass.scheduler.turns import INSIDE, Turns
+from forwardpass.scheduler.turns import INSIDE
 from forwardpass.stages.postprocess import Choice
 
 __all__ = ["EncoderText", "Engine", "Step"]
@@ -46,32 +46,36 @@ HEARTBEAT_S = 1.0
 class Engine:
     """network: the model;  facts, tokenizer: what stage 5 needs;  blocks: the KV cache's size, in blocks of 64
     positions of all layers. Groups of layers share its bytes, so that more texts fit where layers see only a window.
+    budget: the bytes of the KV caches of several engines, instead of blocks. These need a driver, the same for all: who
+    waits for room that another one's requests hold must not be the one who computes.
 
     encoder: what reads whole texts, the network itself or that of an encoder-decoder's sources; None = nothing does.
     noted: every step is added to it while it is a list.
     driver: whose thread steps it, None = whoever waits for something.
     answering: whether somebody was in the middle of an answer after the newest step.
-    turns: shared by engines that share a budget, so that one of them at a time touches it.
     """
 
-    def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int, turns: Turns | None = None):
+    def __init__(self, network, facts: TokenFacts, tokenizer, blocks: int | None = None,
+                 budget: SharedBudget | None = None):
         self.network = network
         self.encoder = network.encoder if network.spec.causal else network
         self.facts = facts
         self.tokenizer = tokenizer
-        self.memory, size = _memory(network, blocks)
+        self._shares = budget is not None
+        budget = budget or SharedBudget(blocks * sum(network.block_bytes()))
+        self.memory = _memory(network, budget)
         own = len(network.groups) - (network.encoder is not None)  # the last group is that of the sources
-        self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], Budget(size),
-                             STEP_TOKENS, *self.memory[own:])
+        self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], budget, STEP_TOKENS,
+                             *self.memory[own:])
         self.prefixes = PrefixCache(self.cache)
-        self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes)
+        self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes, line=budget.line)
         self.run_ahead_s = RUN_AHEAD_S
         self.noted: list[Step] | None = None
         self._computing = Computing(network, self.encoder, self.memory, facts.vocab_size)
         self.driver: Any = None
         self.answering = False
         self._allowed = Allowed(network, self.cache)
-        self._turns = turns or Turns()
+        self._turns = budget.turns
         self._jobs = Jobs(self.scheduler)
         self._meter = Meter()
 
@@ -207,7 +211,8 @@ class Engine:
         """Compute one planned step and hand its results out; False if there was nothing to do. An error of a request is
         kept for who waits for it.
 
-        within: seconds that it should take at most, where the scheduler can choose;  alone: nobody waits for its end.
+        within: seconds that it should take at most, where the scheduler can choose; None = as it thinks best;
+        alone: nobody waits for its end.
         """
         with self._turn():
             return self._step(within, alone)
@@ -237,7 +242,8 @@ class Engine:
         scheduler, cache, meter, prefixes = self.scheduler, self.cache, self._meter, self.prefixes
         return EngineStats(self.steps, meter.rows, meter.generated, meter.step_seconds(), meter.batch(),
                            len(self._jobs), len(scheduler.running), len(scheduler.waiting), dict(self._jobs.ended),
-                           scheduler.preemptions, cache.size - cache.free, cache.size, prefixes.asked, prefixes.found)
+                           scheduler.preemptions, cache.held, cache.size, prefixes.asked, prefixes.found, cache.kept,
+                           cache.budget.dropped)
 
     def recover(self, thread: int) -> None:
         """A thread has ended, perhaps inside a step: its turn is over, and whatever was asked ends with an error."""
@@ -259,6 +265,8 @@ class Engine:
         driver = self.driver
         if self._turns.mine or (driver is not None and driver.mine):
             raise ForwardpassError(INSIDE)
+        if driver is None and self._shares:
+            raise ParameterError("this engine shares its memory with others: attach them all to one Driver")
         self._jobs.enter(self, job)
         try:
             if driver is not None:
@@ -409,15 +417,14 @@ def _unfinished(jobs: Sequence[Job]) -> list[Job]:
     return left
 
 
-def _memory(network, blocks: int) -> tuple[list, int]:
-    """(KV memory of each group, bytes of all together): fewer blocks than asked for where the system grants no address
-    space for so many. Each group has addresses for the whole, since any of them may come to need it."""
+def _memory(network, budget: SharedBudget) -> list:
+    """KV memory of each group. Each has addresses for the whole budget, since any may come to need it; where the system
+    does not grant so many, the budget becomes smaller."""
     each = network.block_bytes()
     while True:
-        size = blocks * sum(each)
         try:
-            return network.kv_memory([size // one for one in each]), size
+            return network.kv_memory([budget.size // one for one in each])
         except MemoryError:
-            if blocks == 1:
+            if budget.size <= sum(each):
                 raise CapacityError("there is no memory for a single KV block; free some memory") from None
-            blocks = -(-blocks // 2)
+            budget.size = max(budget.size // 2, sum(each))

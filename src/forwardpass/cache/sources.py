@@ -14,18 +14,18 @@ class SourceBlocks:
     """memory: of the group of cross keys and values, see BlockPool;  budget: shared with the decoder's own groups."""
 
     def __init__(self, memory, budget: Budget):
-        self._pool = BlockPool(memory, budget)
+        self.pool = BlockPool(memory, budget)
 
     def need(self, tokens: int) -> int:
         """Bytes that a source of so many tokens holds."""
-        return blocks_for(tokens) * self._pool.block_bytes
+        return blocks_for(tokens) * self.pool.block_bytes
 
     def take(self, tokens: int) -> list[int] | None:
         """Blocks for so many tokens, or None, and nothing is held, if there are not enough."""
-        if not self._pool.budget.make_room(self.need(tokens)):
+        if not self.pool.budget.make_room(self.need(tokens)):
             return None
-        return [self._pool.take() for _ in range(blocks_for(tokens))]
+        return [self.pool.take() for _ in range(blocks_for(tokens))]
 
     def give_back(self, blocks: list[int]) -> None:
         for block in blocks:
-            self._pool.give_back(block)
+            self.pool.give_back(block)

@@ -65,6 +65,7 @@ class KvCache:
         # n positions, wherever they begin, lie in at most (n + 62) // 64 + 1 pages
         self.groups = [Group(BlockPool(memory, budget), window, (window - 1 + step_tokens + 62) // PAGE + 1)
                        for memory, window in zip(memories, windows, strict=True)]
+        self._pools = [group.pool for group in self.groups] + ([] if self.sources is None else [self.sources.pool])
         self.page_bytes = sum(group.pool.block_bytes for group in self.groups)
 
     @property
@@ -75,6 +76,16 @@ class KvCache:
     def free(self) -> int:
         """Bytes that nobody holds."""
         return self.budget.free
+
+    @property
+    def held(self) -> int:
+        """Bytes that texts of this model hold, kept ones included."""
+        return sum(pool.share_of_budget.held for pool in self._pools)
+
+    @property
+    def kept(self) -> int:
+        """Bytes that only kept texts of this model hold."""
+        return sum(pool.share_of_budget.idle for pool in self._pools)
 
     def need(self, positions: int, shared: int = 0) -> int:
         """Bytes that a text of so many positions takes, the first `shared` of which are those of another one; of no

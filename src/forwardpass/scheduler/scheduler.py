@@ -322,8 +322,8 @@ class Scheduler:
         return count
 
     def _next_texts(self, rows: int | None) -> list[Text]:
-        """Texts that are read in the next step. In an encoder-decoder those that get blocks for it: at least one, unless
-        another model's sequences hold them all."""
+        """Texts that are read in the next step; in an encoder-decoder those that get blocks for it, none only where
+        another model's sequences hold all there are."""
         texts = self.texts.next(rows)
         if self.cache.sources is None:
             return texts

@@ -26,9 +26,10 @@ class EngineStats:
     step_seconds: of each step, by stage;  batch: texts in each step;
     requests: that have not ended;  running: sequences that hold blocks;  waiting: sequences that wait;
     ended: requests, by how: "done", "cancelled", "deadline", "failed";  preemptions: sequences that had to start over;
-    kv_held, kv_size: bytes of the cache that are in use or kept for later, and all;
+    kv_held, kv_size: bytes of the cache that are in use or kept for later, and all, which other models may share;
     prefix_asked, prefix_found: tokens of prompts that were looked for among kept texts, and those of them that were
-    there.
+    there;  kv_kept: bytes of kv_held that are only kept for later;  kv_dropped: bytes of kept texts that were dropped
+    so far because somebody needed them, in all models that share the memory.
     """
 
     steps: int
@@ -45,6 +46,8 @@ class EngineStats:
     kv_size: int
     prefix_asked: int
     prefix_found: int
+    kv_kept: int
+    kv_dropped: int
 
 
 class Tally:

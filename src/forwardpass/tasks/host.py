@@ -10,6 +10,7 @@ from forwardpass.backends.native import NativeBackend
 from forwardpass.driver import Driver
 from forwardpass.errors import ParameterError, UnknownModelError
 from forwardpass.scheduler.limits import TokensInFlight
+from forwardpass.scheduler.shared import SharedBudget
 from forwardpass.tasks.memory_plan import MemoryPlan, plan_memory
 from forwardpass.tasks.model import Model, open_named, thread_count
 
@@ -55,8 +56,9 @@ class Host:
             found = {name: open_named(one.model, one.dtype or dtype, one.kv_dtype or kv_dtype, lambda: backend,
                                       progress) for name, one in wanted.items()}
             self.plan: MemoryPlan = plan_memory(found, kv_memory)
+            budget = SharedBudget(self.plan.kv)
             for name, opened in found.items():
-                self.models[name] = Model(opened, self.plan.kv // len(found))
+                self.models[name] = Model(opened, budget=budget)
                 self.driver.attach(self.models[name].engine)
         except BaseException:
             self.close()

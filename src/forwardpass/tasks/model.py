@@ -18,6 +18,7 @@ from forwardpass.contracts import Hidden, Score
 from forwardpass.engine import EncoderText, Engine
 from forwardpass.errors import ParameterError
 from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
+from forwardpass.scheduler.shared import SharedBudget
 from forwardpass.stages.preprocess import check_ids
 from forwardpass.stages.project import project
 from forwardpass.tasks.abilities import abilities, require
@@ -89,8 +90,8 @@ class Model(Generating, Reading, Answering):
     generation: what its files say of generation.
     """
 
-    def __init__(self, opened: Opened, kv_bytes: int | None = None):
-        """kv_bytes: what its KV cache may grow to; None = half of the memory that is free."""
+    def __init__(self, opened: Opened, kv_bytes: int | None = None, budget: SharedBudget | None = None):
+        """kv_bytes: what its KV cache may grow to; None = half of the memory that is free.  budget: see Engine."""
         self.path = opened.path
         self.spec = opened.network.spec
         self.tokenizer = opened.tokenizer
@@ -106,8 +107,8 @@ class Model(Generating, Reading, Answering):
         self.generation = opened.generation
         self.tasks = abilities(self.spec, self.settings, self.tokenizer, self.generation)
         self.told: set[str] = set()  # what the user has been warned of once and for all
-        self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer,
-                                              _kv_blocks(opened.network, kv_bytes))
+        blocks = _kv_blocks(opened.network, kv_bytes) if budget is None else None
+        self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, blocks, budget)
         for sentence in opened.warnings:
             warnings.warn(sentence, stacklevel=3)
 
