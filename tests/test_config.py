@@ -87,3 +87,22 @@ def test_memory_sizes(value, nbytes):
 def test_memory_sizes_that_are_none(value):
     with pytest.raises(ParameterError, match="expected a positive size"):
         config.parse_memory(value)
+
+
+def test_memory_as_text_is_what_parse_memory_reads():
+    for nbytes in (0, 1, 1023, 1024, 1500, 10**6, 2**30 - 1, 3 * 2**30, 5 * 2**40, 2**60):
+        text = config.memory_text(nbytes, down=True)
+        if nbytes:
+            assert 0.9 * nbytes < config.parse_memory(text) <= nbytes
+    assert [config.memory_text(one) for one in (1000, 1536, 2**30, 2**30 - 2**25)] == [
+        "1000 B", "1.5 KiB", "1.0 GiB", "992.0 MiB"]
+
+
+def test_cached_files_do_not_count_as_used_memory(monkeypatch):
+    files = {"memory.max": "1000000", "memory.current": "900000", "memory.stat": "anon 5\ninactive_file 300000\nx 1\n"}
+    monkeypatch.setattr(config, "_cgroup", files.get)
+    assert config.available_memory() == 400000
+    del files["memory.stat"]
+    assert config.available_memory() == 100000
+    files["memory.max"] = "max"
+    assert config.available_memory() > 1 << 20

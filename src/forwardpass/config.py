@@ -79,17 +79,35 @@ def available_memory() -> int:
         except (ValueError, OSError, AttributeError):
             pass
     limit, used = _cgroup_numbers("memory.max"), _cgroup_numbers("memory.current")
-    return min(free, max(0, limit[0] - used[0])) if limit and used else free
+    if not limit or not used:
+        return free
+    return min(free, max(0, limit[0] - used[0] + _cached_files()))
+
+
+def _cached_files() -> int:
+    """Bytes of files that count as this control group's memory and go as soon as something else needs it."""
+    words = (_cgroup("memory.stat") or "").split()
+    try:
+        return int(words[words.index("inactive_file") + 1])
+    except (ValueError, IndexError):
+        return 0
 
 
 def _cgroup_numbers(name: str) -> list[int] | None:
     """The numbers in a file of this process's control group, None where there is no such limit."""
     try:
+        return [int(word) for word in (_cgroup(name) or "max").split()]
+    except ValueError:  # "max", the word for no limit
+        return None
+
+
+def _cgroup(name: str) -> str | None:
+    try:
         with open("/proc/self/cgroup", encoding="ascii") as file:
             group = next(line[3:].strip() for line in file if line.startswith("0::"))
         with open(f"/sys/fs/cgroup{group}/{name}", encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
-    except (OSError, ValueError, StopIteration):  # "max", the word for no limit, is a ValueError
+            return file.read()
+    except (OSError, ValueError, StopIteration):
         return None
 
 
@@ -137,3 +155,10 @@ def parse_memory(value: int | str) -> int:
     if not 1 <= size < 2**63:
         raise ParameterError(f"expected {expected}, got {value!r}.")
     return size
+
+
+def memory_text(nbytes: int, down: bool = False) -> str:
+    """Bytes as people and parse_memory read them, "1.5 GiB". down: never more than it is."""
+    power = min((max(nbytes, 1).bit_length() - 1) // 10, 4)
+    value = nbytes / 1024**power
+    return f"{int(value * 10) / 10 if down else value:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from forwardpass import config
 from forwardpass.backends import native
-from forwardpass.errors import ModelFileError
+from forwardpass.errors import CapacityError, ModelFileError
 from forwardpass.models.blocks import Weights
 from forwardpass.models.registry import Checkpoint
 from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, BoundRow, is_matrix
@@ -65,11 +66,11 @@ def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: na
                  progress: Callable[[int, int], None] | None = None) -> Arena:
     """Pack (or read back, with `cache` and `key`) every weight; progress(done bytes, all bytes) is called meanwhile.
 
-    Raises ModelFileError if a weight is NaN or infinite.
+    Raises ModelFileError if a weight is NaN or infinite, CapacityError if they don't fit into memory.
     """
     vectors = _vectors(checkpoint, source)
     places, total = plan(checkpoint, dtype)
-    region = native.Region(max(total, ALIGNMENT))
+    region = region_for(source.path, total)
     arena = region.view(0, total)
     keep = cache is not None and total >= packed.MIN_BYTES
     if not (keep and packed.read(cache, key, arena, backend.threads)):
@@ -80,6 +81,16 @@ def load_weights(checkpoint: Checkpoint, source: Source, dtype: str, backend: na
         if keep:
             packed.write(cache, key, arena)
     return Arena(places, arena, region, vectors)
+
+
+def region_for(path: Path, nbytes: int) -> native.Region:
+    """Memory for a model's weights. Raises CapacityError where there is too little: it would be filled all the same,
+    until the system ends some process."""
+    free = config.available_memory()
+    if nbytes > free:
+        raise CapacityError(f"{path} needs {config.memory_text(nbytes)} for its weights; {config.memory_text(free)} of "
+                            "memory are free: free some, try a smaller dtype such as 'int4', or a smaller model")
+    return native.Region(max(nbytes, ALIGNMENT))
 
 
 def plan(checkpoint: Checkpoint, dtype: str) -> tuple[list[Place], int]:

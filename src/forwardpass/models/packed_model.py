@@ -21,7 +21,7 @@ from forwardpass.backends import native
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models import spec_json
 from forwardpass.models.fields import show
-from forwardpass.models.loading import ALIGNMENT, Arena, Place, agree, lay_out
+from forwardpass.models.loading import Arena, Place, agree, lay_out, region_for
 from forwardpass.models.spec import MAX_SIZE, ModelSpec
 from forwardpass.models.task_settings import TaskSettings, read_task_settings
 from forwardpass.models.weight_rows import HEAD, BoundRow, WeightRow, is_matrix, targets
@@ -63,8 +63,9 @@ class PackedModel:
         return found + [TensorInfo(name, shape, "F32", 4 * prod(shape)) for name, shape in self.vectors.items()]
 
     def read(self, backend: native.NativeBackend, progress: Callable[[int, int], None] | None = None) -> Arena:
-        """All weights. Raises ModelFileError if a byte is not what was written."""
-        region = native.Region(max(self.arena_bytes, ALIGNMENT))
+        """All weights. Raises ModelFileError if a byte is not what was written, CapacityError if they don't fit into
+        memory."""
+        region = region_for(self.path, self.arena_bytes)
         data = region.view(0, self.arena_bytes)
 
         def same(number: int, part: memoryview) -> bool:

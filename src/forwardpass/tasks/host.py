@@ -99,6 +99,9 @@ def named(models: Mapping[str, str | Path | Loading] | Sequence[str | Path]) -> 
         if name in wanted:
             raise ParameterError(f"two models are named {name!r}; give one of them another name: NAME=MODEL")
         wanted[name] = one if isinstance(one, Loading) else Loading(one)
+        model = wanted[name].model
+        if not isinstance(model, (str, Path)) or not str(model):
+            raise ParameterError(f"a model must be a path or a name, not {model!r}")
     return wanted
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from forwardpass import config
+from forwardpass.cache.blocks import blocks_for
+from forwardpass.config import memory_text as size
 from forwardpass.contracts import PAGE
 from forwardpass.errors import CapacityError, ParameterError
+from forwardpass.scheduler.scheduler import STEP_TOKENS
 
 KV_SHARE = 0.5
 """Part of the memory that is free beside the weights that the KV cache gets unless somebody says otherwise."""
-PROCESS_BYTES = 192 << 20
-"""What a process needs beside weights and cache, roughly: the rows of a step, the logits of many answers, texts."""
+BASE_BYTES = 96 << 20
+"""What a process needs beside weights, cache and steps, roughly: requests, their texts and answers."""
+ANSWERS = 128
+"""Texts at the same time whose logits are thought of; each row of them is there once more while tokens are chosen."""
+WIDTHS = 16
+"""Numbers of a row in a step, in multiples of the hidden size: residual stream, queries, keys, values, the MLP's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +50,45 @@ class MemoryPlan:
     def lines(self) -> list[str]:
         """For people."""
         lines = [f"KV cache {size(self.kv)}, shared by all models; {size(self.free)} were free beside the weights"]
-        for one in self.models:
-            cache = f"{one.token_bytes:,} bytes a token, room for {one.tokens:,} tokens, {one.full:,} full contexts"
-            lines.append(f"{one.name}: weights {size(one.weights)}, context {one.context:,} tokens; KV cache: "
-                         + (cache if one.token_bytes else "none, it only reads"))
-        return lines
+        return (lines if self.kv else []) + [_line(one) for one in self.models]
 
 
-def plan_memory(models: Mapping[str, object], kv_memory: int | str | None) -> MemoryPlan:
+def _line(one: ModelPlan) -> str:
+    said = f"{one.name}: weights {size(one.weights)}, context {one.context:,} tokens; KV cache: "
+    if not one.token_bytes:
+        return said + "none, it only reads"
+    contexts = f"{one.full:,} full contexts" if one.full else f"not one full context: texts of {one.tokens:,} at most"
+    return f"{said}{one.token_bytes:,} bytes a token, room for {one.tokens:,} tokens, {contexts}"
+
+
+def plan_memory(models: Mapping[str, Any], kv_memory: int | str | None) -> MemoryPlan:
     """A plan for loaded models. kv_memory: as of Host.
 
     Raises CapacityError, which says what would fit, where there is not enough memory for it.
     """
     free = config.available_memory()
-    kv = int(free * KV_SHARE) if kv_memory is None else _wanted(kv_memory)
-    if kv + PROCESS_BYTES > free:
-        fits = max(0, free - PROCESS_BYTES)
+    process = BASE_BYTES + max(_working(model.spec) for model in models.values())
+    fits = max(0, free - process)
+    kv = min(fits, int(free * KV_SHARE)) if kv_memory is None else _wanted(kv_memory)
+    if not any(model.network.groups for model in models.values()):
+        kv = 0  # they only read
+    elif kv > fits:
         raise CapacityError(
-            f"a KV cache of {size(kv)} does not fit: {size(free)} of memory are free with all models loaded, and "
-            f"{size(PROCESS_BYTES)} of them are needed for the rest; "
+            f"a KV cache of {size(kv)} does not fit: {size(free)} of memory are free with all models loaded, and about "
+            f"{size(process)} of them are needed for the rest; "
             + (f"kv_memory may be at most {size(fits, down=True)}" if fits >= 1 << 20 else
                "free some memory, or load fewer or smaller models"))
-    plan = MemoryPlan(tuple(_plan(name, model, kv) for name, model in models.items()), kv, PROCESS_BYTES, free)
-    for one in plan.models:
+    plans = tuple(_plan(name, model, kv) for name, model in models.items())
+    for one in plans:
         if one.token_bytes and not one.tokens:
             raise CapacityError(f"{one.name} needs {size(PAGE * one.token_bytes)} of KV cache for its shortest text; "
-                                f"kv_memory is {size(kv)}: give it more")
-    return plan
+                                f"there are {size(kv)}: give kv_memory more, or free some memory")
+    return MemoryPlan(plans, kv, process, free)
+
+
+def _working(spec) -> int:
+    """Bytes that a step needs, at most, roughly."""
+    return 4 * (STEP_TOKENS * WIDTHS * spec.hidden_size + 2 * ANSWERS * spec.vocab_size)
 
 
 def _wanted(kv_memory: int | str) -> int:
@@ -78,22 +98,14 @@ def _wanted(kv_memory: int | str) -> int:
         raise ParameterError(f"kv_memory: {error}") from None
 
 
-def _plan(name: str, model, kv: int) -> ModelPlan:
-    each, context = sum(model.network.block_bytes()), model.spec.max_position_embeddings
+def _plan(name: str, model: Any, kv: int) -> ModelPlan:
+    network, context = model.network, model.spec.max_position_embeddings
+    blocks = network.block_bytes()
+    each = sum(blocks)
     if not each:
         return ModelPlan(name, model.weights_bytes, 0, context, 0, 0)
-    blocks = kv // each
-    return ModelPlan(name, model.weights_bytes, each // PAGE, context, blocks * PAGE, blocks // -(-context // PAGE))
-
-
-def size(nbytes: int, down: bool = False) -> str:
-    """Bytes as people read them, "1.5 GiB". down: never more than it is."""
-    unit, name = next(((unit, name) for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")) if nbytes >= unit),
-                      (1 << 10, "KiB"))
-    value = nbytes / unit
-    return f"{int(value * 10) / 10 if down else value:.1f} {name}"
-
-
-def total(plans: Iterable[ModelPlan]) -> int:
-    """Bytes of all weights."""
-    return sum(one.weights for one in plans)
+    # Where layers see a window, a long text holds no more than that and what a step adds.
+    pages = [blocks_for(min(context, group.window + STEP_TOKENS + PAGE) if group.window else context)
+             for group in network.groups]
+    whole = sum(count * nbytes for count, nbytes in zip(pages, blocks, strict=True))
+    return ModelPlan(name, model.weights_bytes, each // PAGE, context, kv // each * PAGE, kv // whole)
