@@ -1,6 +1,7 @@
 """Several models for many users: names, one backend, a memory plan, and answers that are those of each model alone."""
 
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -146,7 +147,8 @@ def test_closing_frees_all_and_ends_the_thread(folders):
     before = threading.active_count()
     host = Host([f"a={folders[0]}", f"b={folders[1]}"], kv_memory="8MiB", threads=1)
     model = host.find("a")
-    streams = [model.stream([1], max_new_tokens=100) for _ in range(3)]
+    slow = [lambda ids, row: time.sleep(0.005) or row]
+    streams = [model.stream([1], max_new_tokens=100, logits_processors=slow) for _ in range(3)]
     assert all(next(stream) for stream in streams)
     host.close()
     host.close()

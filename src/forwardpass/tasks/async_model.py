@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import finalize
 
 import numpy as np
 
@@ -169,9 +170,12 @@ class AsyncModel:
         engine = self.model.engine
         if self._closed:
             raise ParameterError("this AsyncModel is closed; make another one of the model")
-        if engine.driver is None:
-            self._driver = self._driver or Driver()
-            self._driver.attach(engine)
+        if engine.driver is not None:
+            return
+        if self._driver is None:
+            self._driver = Driver()
+            finalize(self, self._driver.close).atexit = False  # when it is dropped without having been closed
+        self._driver.attach(engine)
 
 
 class AsyncStream(AsyncIterator[Piece]):
