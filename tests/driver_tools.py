@@ -7,6 +7,9 @@ import time
 from contextlib import contextmanager
 
 from forwardpass.driver import Driver
+from forwardpass.engine import Engine
+from forwardpass.scheduler.shared import SharedBudget
+from script_lm import FACTS, Letters, Memory, ScriptLM
 
 
 @contextmanager
@@ -20,6 +23,15 @@ def driven(*engines):
     finally:
         driver.close()
         assert not driver.alive
+
+
+def sharing(blocks, *functions, ahead=0.0):
+    """Engines of ScriptLMs that share so many blocks."""
+    budget = SharedBudget(blocks * Memory.block_bytes)
+    engines = [Engine(ScriptLM(f), FACTS, Letters(), budget=budget) for f in functions]
+    for engine in engines:
+        engine.run_ahead_s = ahead
+    return engines
 
 
 def until(condition, seconds=20):

@@ -15,7 +15,7 @@ from forwardpass.engine import Engine
 from forwardpass.errors import ParameterError
 from forwardpass.scheduler.jobs import failed, logged
 
-ANSWERING_S, READING_S = 0.05, 0.15
+ANSWERING_S, READING_S = 0.08, 0.15
 """Seconds that a step should take at most while somebody is in the middle of an answer, and otherwise."""
 IDLE_S = 0.1
 """How long engines are left alone that have requests and nothing to compute: they wait for room."""
@@ -60,8 +60,8 @@ class Driver:
         self.wake()
 
     def detach(self, engine: Engine) -> None:
-        """Callers step the engine again: threads that wait for it do, event loops can't, so what they wait for ends
-        with an error. Harmless if it is none of its engines."""
+        """Callers step the engine again: threads that wait for it do. Event loops can't, and nobody can where engines
+        share their memory, so what these are asked ends with an error. Harmless if it is none of its engines."""
         with self._lock:
             if engine.driver is not self:
                 return

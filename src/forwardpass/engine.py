@@ -251,8 +251,11 @@ class Engine:
         self.fail_all(ForwardpassError("the thread that computed this request has ended; send it again"))
 
     def rouse(self) -> None:
-        """Have everybody who waits look again who it is that computes."""
+        """There is another driver, or none: whoever waits looks again who it is that computes."""
         with self._turn():
+            if self._shares and self.driver is None:
+                for job in self._jobs:
+                    self._jobs.fail(job, ForwardpassError("the driver was closed before the answer was whole"))
             self._jobs.tell_all()
 
     def fail_all(self, error: BaseException) -> None:

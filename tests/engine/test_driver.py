@@ -11,13 +11,13 @@ from itertools import count
 import numpy as np
 import pytest
 
-from driver_tools import Gate, answers, driven, until
+from driver_tools import Gate, answers, driven, sharing, until
 from forwardpass.driver import ANSWERING_S, READING_S, Driver
 from forwardpass.errors import DeadlineError, ForwardpassError, ParameterError
 from forwardpass.scheduler.limits import TokensInFlight
 from forwardpass.scheduler.terms import Terms
 from forwardpass.tasks.stream import Stream
-from script_lm import EOS, alone, each, encoded, encoder, idle, make, noisy, start, texts, usable
+from script_lm import EOS, alone, each, encoded, encoder, idle, make, mixed, noisy, start, texts, usable
 
 OVERTIME = DeadlineError, ForwardpassError
 
@@ -56,14 +56,14 @@ def pool():
     return made
 
 
-def mix(pool, seed, blocks, ahead):
+def mix(pool, seed, blocks, ahead, engines=1):
     """Requests come, are cancelled and run out of time at random moments; those that do neither equal their solo runs,
-    and everything is given back."""
+    and everything is given back. engines: so many share the blocks."""
     rng = random.Random(seed)
-    engine = make(ending, blocks, ahead)
+    engines = [make(ending, blocks, ahead)] if engines == 1 else sharing(blocks, *[ending] * engines, ahead=ahead)
     account = TokensInFlight(None)
     cancelled, late = set(), set()
-    with driven(engine):
+    with driven(*engines):
         running = []
         for number, which in enumerate(rng.choices(range(len(pool)), k=12)):
             prompt, given, _ = pool[which]
@@ -73,7 +73,7 @@ def mix(pool, seed, blocks, ahead):
                 late.add(number)
             try:
                 with terms:
-                    running.append((number, which, terms, start(engine, prompt, **given)))
+                    running.append((number, which, terms, start(rng.choice(engines), prompt, **given)))
             except DeadlineError:
                 assert number in late
             if rng.random() < 0.3:
@@ -81,10 +81,10 @@ def mix(pool, seed, blocks, ahead):
             if rng.random() < 0.25:
                 victim, _, terms, request = rng.choice(running)
                 cancelled.add(victim)
-                terms.cancel() if rng.random() < 0.5 else engine.cancel(request, wait=rng.random() < 0.5)
+                terms.cancel() if rng.random() < 0.5 else request.engine.cancel(request, wait=rng.random() < 0.5)
         for number, which, terms, request in running:
             try:
-                engine.run([request])
+                request.engine.run([request])
             except OVERTIME:
                 assert number in cancelled | late
                 continue
@@ -94,21 +94,27 @@ def mix(pool, seed, blocks, ahead):
             assert found == pool[which][2], (seed, number, pool[which][:2])
             assert (terms.tokens_read, terms.tokens_generated) == (
                 len(pool[which][0]), sum(len(one[0]) for one in found))
-        assert not engine.busy and account.taken == 0 and idle(engine)
-        ended = engine.stats().ended
-        assert sum(ended.values()) == len(running) and "failed" not in ended
+        until(lambda: not any(engine.busy for engine in engines))
+        assert account.taken == 0
+        ended = [engine.stats().ended for engine in engines]
+        assert sum(sum(one.values()) for one in ended) == len(running) and not any("failed" in one for one in ended)
+        for engine in engines:
+            engine.prefixes.clear()
+        assert all(idle(engine) for engine in engines)
 
 
-@pytest.mark.parametrize("blocks, ahead", [(100, 0.0), (100, 0.01), (12, 0.0)])
-def test_random_mixes_are_exact(pool, blocks, ahead):
-    for seed in range(70):
-        mix(pool, seed, blocks, ahead)
+@pytest.mark.parametrize("blocks, ahead, engines", [
+    (100, 0.0, 1), (100, 0.01, 1), (14, 0.0, 1), (14, 0.0, 2), (30, 0.01, 3)])
+def test_random_mixes_are_exact(pool, blocks, ahead, engines):
+    for seed in range(45):
+        mix(pool, seed, blocks, ahead, engines)
 
 
 @pytest.mark.soak
 def test_thousands_of_random_mixes_are_exact(pool):
     for seed in range(1000, 4000):
-        mix(pool, seed, random.Random(seed).choice([12, 16, 30, 100]), random.Random(seed).choice([0.0, 0.01]))
+        rng = random.Random(-seed)
+        mix(pool, seed, rng.choice([14, 18, 30, 100]), rng.choice([0.0, 0.01]), rng.choice([1, 1, 2, 3]))
 
 
 def test_half_of_the_neighbours_leave_while_a_driver_steps():
@@ -639,6 +645,28 @@ def test_threads_that_wait_go_on_by_themselves_when_the_driver_leaves():
                    leave)
     for i, request in enumerate(requests):
         assert [request.completions()[0].token_ids] == alone([i], noisy, do_sample=True, seed=i, max_new_tokens=300)
+
+
+def test_engines_that_share_their_memory_need_a_driver():
+    engine, other = sharing(20, mixed, noisy)
+    with pytest.raises(ParameterError, match="one Driver"):
+        start(engine)
+    with driven(engine, other) as driver:
+        gate = Gate(engine)
+        mine, theirs = start(engine, [1], max_new_tokens=500), start(other, [2])
+        gate.reached()
+
+        def leave():
+            until(lambda: mine.on_end)
+            gate.open()
+            driver.detach(engine)
+
+        found, _ = in_threads(lambda: engine.run([mine]), leave)
+        assert isinstance(found, ForwardpassError) and "driver was closed" in str(found)
+        other.run([theirs])
+        assert [theirs.completions()[0].token_ids] == alone([2], noisy)
+        engine.close()
+    assert idle(engine) and idle(other)
 
 
 def test_a_driver_may_come_while_threads_step():

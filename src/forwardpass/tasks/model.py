@@ -90,8 +90,9 @@ class Model(Generating, Reading, Answering):
     generation: what its files say of generation.
     """
 
-    def __init__(self, opened: Opened, kv_bytes: int | None = None, budget: SharedBudget | None = None):
-        """kv_bytes: what its KV cache may grow to; None = half of the memory that is free.  budget: see Engine."""
+    def __init__(self, opened: Opened, budget: SharedBudget | None = None):
+        """budget: of the KV caches of several models (see Engine); None = half of the memory that is free, for itself.
+        """
         self.path = opened.path
         self.spec = opened.network.spec
         self.tokenizer = opened.tokenizer
@@ -107,7 +108,7 @@ class Model(Generating, Reading, Answering):
         self.generation = opened.generation
         self.tasks = abilities(self.spec, self.settings, self.tokenizer, self.generation)
         self.told: set[str] = set()  # what the user has been warned of once and for all
-        blocks = _kv_blocks(opened.network, kv_bytes) if budget is None else None
+        blocks = _kv_blocks(opened.network) if budget is None else None
         self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, blocks, budget)
         for sentence in opened.warnings:
             warnings.warn(sentence, stacklevel=3)
@@ -240,11 +241,7 @@ def _no_source(source_ids: Sequence[int] | None) -> None:
                              "them out")
 
 
-def _kv_blocks(network, kv_bytes: int | None) -> int:
-    """Blocks of all layers that fit into so many bytes, or into half of the memory that is free now. Only those in use
-    take memory."""
+def _kv_blocks(network) -> int:
+    """Blocks of all layers that fit into half of the memory that is free now. Only those in use take memory."""
     each = sum(network.block_bytes())
-    if not each:
-        return 0  # an encoder caches nothing
-    size = int(config.available_memory() * KV_SHARE) if kv_bytes is None else kv_bytes
-    return max(1, size // each)
+    return max(1, int(config.available_memory() * KV_SHARE) // each) if each else 0  # an encoder caches nothing
