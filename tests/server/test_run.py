@@ -156,7 +156,7 @@ def test_clients_who_leave_free_everything(server):
     the log's lines."""
     one = server("--kv-memory", "4MiB", "--log-file", "/dev/full")
     for number in range(20):
-        body = {**CHAT, "messages": [{"role": "user", "content": "w1 " * 250}], "max_tokens": 200, "n": 4}
+        body = {**CHAT, "messages": [{"role": "user", "content": "w1 " * 250}], "max_tokens": 200, "n": 16}
         if number % 2:
             with streamed(one, **body) as answer:
                 told = events(answer)

@@ -141,7 +141,10 @@ class App:
         """Why no request should be sent here now, None = they may be."""
         if self.draining:
             return "shutting down"
-        return None if self.host.driver.alive else "the thread that steps the engines has ended"
+        driver = self.host.driver
+        if not driver.alive:
+            driver.wake()  # it may have ended a moment ago, and another one takes its place
+        return None if driver.alive else "the thread that steps the engines has ended"
 
     def _note(self, call: Call, reply: Reply) -> None:
         """The request has ended, one way or another: count it, and write its line."""
