@@ -125,7 +125,7 @@ def test_json_by_other_spellings(client, kind):
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/want/", "//want", "/Want", "/want%0A", "/want%00",
-                                  "/%77ant%2f", "/want%E2%80%A8", "/é", "/" + "x" * 3000])
+                                  "/%77ant%2f", "/want%E2%80%A8", "/want%0D%0A", "/é", "/" + "x" * 3000])
 def test_paths_that_are_no_routes(client, path):
     refused(client.request("POST", path, json={"model": "m"}), 404, "unknown_route")
 

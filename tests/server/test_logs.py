@@ -142,7 +142,8 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(monkeypatch):
         assert time.monotonic() - begun < 5
         assert 6000 - 4096 - 1000 < log.errors < 6000 - 4096 + 1  # the queue, and what the pipe took
         threading.Thread(target=_drain, args=(reader,), daemon=True).start()
-        log._thread.join(5)
+        log.close()
+        assert not log._thread.is_alive()
     os.close(reader)
 
 

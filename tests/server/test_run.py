@@ -68,6 +68,7 @@ def test_a_file_with_keys_and_a_log(server, folders, tmp_path):
     key = {"Authorization": f"Bearer {KEY}"}
     answer = httpx.post(one.url + "/v1/chat/completions", json={**CHAT, "model": "gpt", "max_tokens": 3}, headers=key)
     assert answer.json()["usage"]["completion_tokens"] == 3
+    wait_until(lambda: "completions" in (tmp_path / "log").read_text())
     os.rename(tmp_path / "log", tmp_path / "old")
     one.signal(signal.SIGHUP)
     time.sleep(0.2)

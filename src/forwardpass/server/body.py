@@ -93,6 +93,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder) -> Any:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
         raise _half_a_character(body) or invalid_body(error) from None
+    except UnicodeError as error:
+        raise ApiError(400, f"the body must be JSON in UTF-8: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
