@@ -149,3 +149,29 @@ def test_many_at_once(served, model):
             return await asyncio.gather(*[(whole, parts)[i % 2](messages) for i, messages in enumerate(prompts)])
 
     assert asyncio.run(run()) == expected
+
+
+# ---- LangChain's classes, which bring settings of their own
+
+
+def test_langchain_chats(served, model):
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(base_url=served.url + "/v1", api_key="none", model="chat", max_retries=0, temperature=0,
+                      max_tokens=12)
+    expected = model.chat(HELLO, max_new_tokens=12)
+    answer = chat.invoke(HELLO[0]["content"])
+    assert answer.content == expected.text and answer.usage_metadata["output_tokens"] == len(expected.token_ids)
+    assert "".join(chunk.content for chunk in chat.stream(HELLO[0]["content"])) == expected.text
+    scored = chat.bind(logprobs=True, top_logprobs=1).invoke(HELLO[0]["content"]).response_metadata["logprobs"]
+    assert len(scored["content"]) == len(expected.token_ids)
+
+
+def test_langchain_completes(served, model):
+    from langchain_openai import OpenAI
+
+    texts = OpenAI(base_url=served.url + "/v1", api_key="none", model="chat", max_retries=0, temperature=0,
+                   max_tokens=6)
+    expected = [one.text for one in model.generate(["one", "two"], max_new_tokens=6)]
+    assert [one[0].text for one in texts.generate(["one", "two"]).generations] == expected
+    assert "".join(texts.stream("one")) == expected[0]

@@ -240,7 +240,7 @@ class Answers:
         """What the log says of them, however they ended."""
         usage = self.usage()
         first = [one.first_token for one in self.requests if one.first_token is not None]
-        ends = {choice.finish_reason or "cancelled" for one in self.requests for choice in one.choices}
+        ends = {choice.finish_reason or "cancelled" for one in self.requests for choice in one.choices} or {"length"}
         self.call.log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens,
                              cached_tokens=usage.prompt_tokens_details.cached_tokens, finish=",".join(sorted(ends)))
         if first:  # of a stream it is known already
