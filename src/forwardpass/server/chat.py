@@ -10,7 +10,6 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from forwardpass.contracts import Piece
-from forwardpass.decoding.params import SamplingParams
 from forwardpass.errors import ParameterError
 from forwardpass.server.errors import ApiError
 from forwardpass.server.generation import Answers, Length, check_answers, encoded, fitted, head, parameters, wrong
@@ -40,8 +39,7 @@ async def chat(call, body: ChatRequest) -> ChatCompletion | Response:
     """Answer a conversation."""
     check(body)
     model = call.find(body.model, "chat")
-    ids, params = await call.prepare(_prepared, call, model, body)
-    answers = Answers.ask(call, model, [ids], [params])
+    answers = await call.prepare(_asked, call, model, body)
     if body.stream:
         return EventStream(ChatEvents(call, model, body, answers))
     await answers.finished()
@@ -54,14 +52,14 @@ async def chat(call, body: ChatRequest) -> ChatCompletion | Response:
     return await call.prepare(encoded, whole) if body.logprobs else whole()
 
 
-def _prepared(call, model, body: ChatRequest) -> tuple[list[int], SamplingParams]:
+def _asked(call, model, body: ChatRequest) -> Answers:
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     tops = (body.top_logprobs or 0) + 1 if body.logprobs else 0
     length = Length(getattr(body, field), field, "messages", body.answers, tops, least=body.min_tokens or 0)
     params = parameters(model, body, length, tops - 1 if tops else None)
     ids = prompt_ids(model, body.messages, add_generation_prompt=body.add_generation_prompt,
                      continue_final_message=body.continue_final_message, variables=_variables(model, body))
-    return ids, fitted(call, model, [ids], params, length)[0]
+    return Answers.ask(call, model, [ids], fitted(call, model, [ids], params, length))
 
 
 def prompt_ids(model, messages: Sequence[Message], *, add_generation_prompt: bool | None = None,

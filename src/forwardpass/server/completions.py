@@ -52,7 +52,7 @@ async def complete(call, body: CompletionRequest) -> TextCompletion | Response:
     if body.max_tokens == 0:
         answers = Answers(call, model, [], sum(map(len, ids)))
     else:
-        answers = Answers.ask(call, model, ids, [one.params for one in given])
+        answers = await call.prepare(Answers.ask, call, model, ids, [one.params for one in given])
     entries = Entries(model, body, given)
     if body.echo:
         await call.prepare(entries.prepare_echoes)

@@ -205,7 +205,8 @@ class Answers:
 
     @classmethod
     def ask(cls, call, model, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Answers:
-        """Queue a request for each prompt, or none if one of them is refused."""
+        """Queue a request for each prompt, or none if one of them is refused. Many answers take a moment to prepare:
+        better not in the event loop."""
         requests: list[Request] = []
         try:
             for number, (ids, one) in enumerate(zip(prompts, params, strict=True)):
