@@ -3,6 +3,7 @@ the same answer."""
 
 import json
 import random
+import tracemalloc
 
 import pytest
 
@@ -110,3 +111,16 @@ def test_a_fingerprint_is_that_of_what_changes_answers(tmp_path):
     assert fingerprint(one) == fingerprint(same) != fingerprint(other)
     for model in (one, same, other):
         model.close()
+
+
+def test_log_probabilities_are_few_bytes_until_they_are_sent(client):
+    """What MAX_LOGPROBS promises: about 300 bytes each, so that the most that one request may ask for is some 80 MB."""
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20,
+            "n": 4, "max_tokens": 150, "ignore_eos": True, "temperature": 1}
+    client.post(CHAT, {**body, "max_tokens": 1})
+    tracemalloc.start()
+    answer = client.post(CHAT, body).json()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    count = sum(len(one["logprobs"]["content"]) for one in answer["choices"])
+    assert count == 600 and peak < 400 * 21 * count + 2e6
