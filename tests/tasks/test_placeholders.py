@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from forwardpass.tasks.placeholders import around_codes, codes, lost
@@ -43,3 +45,14 @@ def test_what_is_translated_around_codes():
         ("!", False)]
     assert around_codes("12 + 3") == [("12 + 3", False)]
     assert around_codes("{x}") == [("{x}", False)]
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "a@", "x@y.z", "@", "{", "{a}", "<a ", "</a>", "%s", "%(a", "%1", "`",
+                                  "1.", "http://", "www.", "://", "\u2192", "1"])
+def test_time_grows_with_the_length(part):
+    """Of texts in which something may begin everywhere and ends nowhere, and of those that are nothing but codes."""
+    text = (part * 200_000)[:200_000]
+    begin = time.process_time()
+    assert "".join(one for one, _ in around_codes(text)) == text
+    assert lost(text, text) == []
+    assert time.process_time() - begin < 20

@@ -11,7 +11,7 @@ _CODE = re.compile(
     r"`[^`\n]+`"
     r"|(?:https?|ftp)://[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
     r"|www\.[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
-    r"|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+    r"|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
     r"|\$?\{\{?[^{}\n]*\}?\}"
     r"|</?[A-Za-z][^<>\n]*>"
     r"|%(?:\(\w+\))?[-+0# ]?\d*(?:\.\d+)?[sdifgxeru](?![a-z])"
@@ -30,9 +30,14 @@ def lost(source: str, translation: str) -> list[str]:
     """What of the source the translation lacks, as it stands in the source. A number counts by its digits: 1,000.5 is
     also 1.000,5. What stands twice must be found twice."""
     missing = []
-    for found in codes(source):
-        if found in translation:
-            translation = translation.replace(found, " ", 1)
+    wanted = codes(source)
+    kept = Counter[str]()
+    for found, count in Counter(wanted).items():
+        kept[found] = min(count, translation.count(found))
+        translation = translation.replace(found, " ", kept[found])
+    for found in wanted:
+        if kept[found] > 0:
+            kept[found] -= 1
         else:
             missing.append(found)
     left = Counter(_digits(number) for number in _NUMBER.findall(_CODE.sub(" ", translation)))

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 _CLOSING = "\"'\u201d\u2019\u00bb\u203a)\\]\u300d\u300f\uff09"
-_END = re.compile(rf"[.!?\u2026]+[{_CLOSING}]*(?=\s)|[\u3002\uff01\uff1f]+[{_CLOSING}]*")
+_END = re.compile(rf"(?<![.!?\u2026])[.!?\u2026]++[{_CLOSING}]*+(?=\s)|[\u3002\uff01\uff1f]+[{_CLOSING}]*")
 _WORD_BEFORE = re.compile(r"(?:^|[\s(\[\"'\u201c\u201e\u00ab-])([^\s(\[\"'\u201c\u201e\u00ab-]*)$")
 _ABBREVIATIONS = """
     mr mrs ms dr prof sr jr st messrs mme mlle gen col capt lt sgt rev hon pres gov sen rep vs etc eg ie cf ca approx
@@ -23,7 +23,10 @@ _ABBREVIATIONS = """
 """
 _KNOWN = frozenset(_ABBREVIATIONS.split())
 _DOTTED = re.compile(r"(?:\w\.)+\w$")  # "e.g", "U.S", "z.B": the last full stop stands behind it
-
+_FOLLOWING = re.compile(r"\s*[\"'\u201c\u201e\u00ab\u2018(\[*_\-\u2013\u2014\u2022 ]*(.?)", re.DOTALL)
+_BLANKS = re.compile(r"\s*")
+_LONGEST_WORD = 40
+"""So much before a full stop is looked at. No abbreviation is longer, and a line may be a megabyte of full stops."""
 
 _MARKER = re.compile(r"(?:(?:[-*+>\u2022\u2023\u25e6]|#{1,6}|\d{1,3}[.)]|\[[ xX]\])[ \t]+)+")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
@@ -78,8 +81,7 @@ def _sentences(line: str) -> list[tuple[str, str]]:
     out, start = [], 0
     for match in _END.finditer(line):
         end = match.end()
-        rest = line[end:]
-        if not rest or not _ends(line[start:match.start()], match[0], rest):
+        if end == len(line) or not _ends(line, start, match.start(), end):
             continue
         out.append(line[start:end])
         start = end
@@ -91,18 +93,17 @@ def _sentences(line: str) -> list[tuple[str, str]]:
     return pieces
 
 
-def _ends(sentence: str, mark: str, rest: str) -> bool:
-    """Whether a sentence ends with this mark. rest: what comes after it."""
-    if mark[0] in "\u3002\uff01\uff1f":
+def _ends(line: str, start: int, at: int, end: int) -> bool:
+    """Whether the sentence that begins at `start` ends with the mark from `at` to `end`."""
+    if line[at] in "\u3002\uff01\uff1f":
         return True
-    following = rest.lstrip().lstrip("\"'\u201c\u201e\u00ab\u2018([*_-\u2013\u2014\u2022 ")
-    if following and following[0].islower():
+    if _FOLLOWING.match(line, end)[1].islower():
         return False
-    if mark[0] != "." or mark[:2] == "..":
+    if line[at] != "." or line[at : min(at + 2, end)] == "..":
         return True
-    word = _WORD_BEFORE.search(sentence)
-    word = word[1] if word else ""
+    found = _WORD_BEFORE.search(line[max(start, at - _LONGEST_WORD) : at])
+    word = found[1] if found else ""
     initial = len(word) == 1 and word.isalpha() and word.isupper()
-    ordinal = word.isdigit() and len(word) <= 2 and not sentence[: -len(word)].strip()  # "3. Remove the lid."
+    ordinal = word.isdigit() and len(word) <= 2 and _BLANKS.match(line, start).end() == at - len(word)  # "3. Go on."
     known = word.lower().replace(".", "") in _KNOWN
     return not (initial or ordinal or known or _DOTTED.fullmatch(word))

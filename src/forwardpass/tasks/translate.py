@@ -7,10 +7,10 @@ kept by translating the pieces between; numbers that are missing are reported in
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +23,10 @@ from forwardpass.tasks.sentences import segments
 
 AT_ONCE = 64
 """Sentences in the engine together: enough to fill its steps, few enough that the first ones come soon."""
+_BLANK = re.compile(r"\s")
+LETTERS = 64
+"""A sentence with more characters than this for each token that the model reads is too long, whatever its tokens are:
+it is cut before somebody's megabyte without a full stop is tokenised again and again."""
 LONGER, MORE = 3, 32
 """A translation has at most LONGER times the source's tokens and MORE unless the caller says otherwise: a model that
 has lost its way repeats itself to the end."""
@@ -105,9 +109,10 @@ class Translation:
         if not any(wanted for _, wanted in around_codes(text)):
             parts.append(_Part(text))
             return
-        ids = self.way.source_ids(self.model.tokenizer, text)
-        if len(ids) > self.limit:
-            cut = _middle(text)
+        cut = _middle(text) if len(text) > LETTERS * self.limit else None
+        ids = [] if cut else self.way.source_ids(self.model.tokenizer, text)
+        if cut or len(ids) > self.limit:
+            cut = cut or _middle(text)
             if cut is not None:
                 self._begin(text[: cut[0]], parts)
                 parts.append(_Part(text[cut[0] : cut[1]]))
@@ -183,13 +188,25 @@ class Translation:
 def _middle(text: str) -> tuple[int, int] | None:
     """(end of the first part, begin of the second) of a sentence that is cut in two: at the blank nearest to its
     middle, or, in a script without blanks, behind a comma or the like; None if it has neither."""
-    inside = range(1, len(text) - 1)
-    nearest = partial(min, key=lambda at: abs(at - len(text) / 2), default=None)
-    blank = nearest(at for at in inside if text[at].isspace())
-    if blank is not None:
-        return blank, blank + 1
-    comma = nearest(at for at in inside if not text[at - 1].isalnum() and text[at - 1] > "\u2fff")
+    if _BLANK.search(text):
+        blank = next((at for at in _outwards(len(text)) if text[at].isspace()), None)
+        if blank is not None:
+            return blank, blank + 1
+    comma = next((at for at in _outwards(len(text)) if not text[at - 1].isalnum() and text[at - 1] > "\u2fff"), None)
     return None if comma is None else (comma, comma)
+
+
+def _outwards(length: int) -> Iterator[int]:
+    """From 1 to length - 2, the nearest to the middle first, and of two the lower."""
+    below, above = length // 2, length // 2 + 1
+    while below > 0 or above < length - 1:
+        if below > 0 and (above >= length - 1 or length - 2 * below <= 2 * above - length):
+            if below < length - 1:
+                yield below
+            below -= 1
+        else:
+            yield above
+            above += 1
 
 
 def _kept(text: str, choice: int) -> Completion:
