@@ -206,6 +206,11 @@ def test_a_hundred_thousand_texts_are_refused_at_once(reading):
     assert answer.status_code == 400 and len(answer.content) < 500
 
 
+def test_a_text_of_megabytes_is_refused_at_once(reading):
+    error = reading.post(PATH, json={"model": "vectors", "input": ["w1", "w1 " * 400_000]}).json()["error"]
+    assert error["param"] == "input[1]" and "1048576" in error["message"]
+
+
 def test_the_largest_request(reading, vectors):
     texts = [words(1 + i % 30) for i in range(2048)]
     assert np.array_equal(decoded(ask(reading, input=texts, encoding_format="base64")), vectors.embed(texts))

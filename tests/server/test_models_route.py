@@ -28,7 +28,7 @@ def test_one_model(reading):
 
 
 def test_a_model_that_is_not_there(reading):
-    for path in ("gpt-4", "a/b", "%2e%2e", "chat%00", "..%2fchat", "chat/", "Chat", "x" * 5000, "%ff"):
+    for path in ("gpt-4", "a/b", "%2e%2e", "..%2fchat", "chat/", "Chat", "x" * 5000, "%ff"):
         answer = reading.get("/v1/models/" + path)
         error = answer.json()["error"]
         assert answer.status_code == 404 and error["code"] == "model_not_found" and error["param"] == "model"

@@ -15,6 +15,10 @@ INSTEAD = "x-instead"
 the types allows less than they do."""
 MOST_INPUTS = 2048
 """Texts in one request."""
+LONGEST_TEXT = 1 << 20
+"""Characters of one text: more than any model reads, while tokenising it takes a second or two, and 200 MB."""
+MOST_IDS = 1 << 20
+"""Token ids of one text."""
 LONGEST_NAME = 256
 LONGEST_WAIT_S = 86400.0
 
@@ -41,9 +45,11 @@ def array(items: dict[str, Any], least: int = 1, most: int | None = MOST_INPUTS)
     return {"type": "array", "items": items, "minItems": least} | ({} if most is None else {"maxItems": most})
 
 
-TEXT = {"type": "string"}
-IDS = array({"type": "integer", "minimum": 0}, most=None)
-Prompts = Annotated[str | list[str | int | list[int]], Meta(
+Words = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+"""A text that will be tokenised."""
+TEXT = {"type": "string", "maxLength": LONGEST_TEXT}
+IDS = array({"type": "integer", "minimum": 0}, most=MOST_IDS)
+Prompts = Annotated[Words | list[Words | int | list[int]], Meta(
     description=f"A text, up to {MOST_INPUTS} texts, the token ids of a text, or lists of token ids.",
     extra_json_schema={INSTEAD: {"anyOf": [TEXT, array(TEXT), IDS, array(IDS)]}})]
 """str, list[str], list[int] or list[list[int]]. A union of lists can't be decoded as such: `prompts` does the rest."""
@@ -59,18 +65,17 @@ def prompts(given: str | list[str | int | list[int]], field: str, most: int = MO
         raise ApiError(400, f"{field}: expected at least one text, found an empty list", code="invalid_value",
                        param=field)
     kind = type(given[0])
-    for number, one in enumerate(given):
-        if type(one) is not kind or one == []:
-            found = "an empty list" if one == [] else _KINDS[type(one)]
-            wanted = "token ids" if one == [] else f"{_KINDS[kind]} like the first one"
-            raise ApiError(400, f"{field}[{number}]: expected {wanted}, found {found}", code="invalid_value",
-                           param=f"{field}[{number}]")
-    if kind is int:
-        return [given]
-    if len(given) > most:
-        raise ApiError(400, f"{field}: expected at most {most} texts, found {len(given)}; send several requests",
+    limit, what = (MOST_IDS, "token ids") if kind is int else (most, "texts")
+    if len(given) > limit:
+        raise ApiError(400, f"{field}: expected at most {limit} {what}, found {len(given)}; send several requests",
                        code="invalid_value", param=field)
-    return given
+    if len(set(map(type, given))) > 1 or [] in given:
+        number, found = next((i, one) for i, one in enumerate(given) if type(one) is not kind or one == [])
+        wanted = "token ids" if found == [] else f"{_KINDS[kind]} like the first one"
+        raise ApiError(400, f"{field}[{number}]: expected {wanted}, found "
+                       f"{'an empty list' if found == [] else _KINDS[type(found)]}", code="invalid_value",
+                       param=f"{field}[{number}]")
+    return [given] if kind is int else given
 
 
 _KINDS = {str: "a text", int: "a token id", list: "a list of token ids"}

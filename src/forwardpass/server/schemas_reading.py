@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from forwardpass.server.schemas import MOST_INPUTS, Body, Computing, Prompts
+from forwardpass.server.schemas import MOST_INPUTS, Body, Computing, Prompts, Words
 from forwardpass.server.schemas_generation import Message
 
+LONGEST_TEMPLATE = 1 << 14
+"""Characters of what is put around each text."""
 Truncation = Annotated[Literal["error", "right", "left"], Meta(
     description="What is done with a text that the model can't read whole: refuse it, or cut the right or left end.")]
 PairTruncation = Annotated[Literal["longest_first", "only_first", "only_second"], Meta(
@@ -48,7 +50,8 @@ class EmbeddingsBody(Computing, kw_only=True):
                          ] | None = None
     prompt_name: Annotated[str, Meta(max_length=256, description="One of the model's prompts, put before each text.")
                            ] | None = None
-    prompt: Annotated[str, Meta(description='A text to put before each text, such as "query: ".')] | None = None
+    prompt: Annotated[str, Meta(max_length=LONGEST_TEMPLATE, description='A text to put before each text, such as '
+                                '"query: ".')] | None = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -68,19 +71,19 @@ class Embeddings(Noticed, kw_only=True):
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    text: str
+    text: Words
 
 
 class RerankBody(Computing, kw_only=True):
     """A query and documents, which are scored by how relevant they are to it."""
 
-    query: str
-    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MOST_INPUTS)]
+    query: Words
+    documents: Annotated[list[Words | Document], Meta(min_length=1, max_length=MOST_INPUTS)]
     top_n: Annotated[int, Meta(ge=1, description="Only so many, the most relevant ones.")] | None = None
     return_documents: bool | None = None
     activation: Activation | None = None
-    template: Annotated[str, Meta(description="For models that read one text instead of a pair: that text, with "
-                                  "{query} and {document} in it.")] | None = None
+    template: Annotated[str, Meta(max_length=LONGEST_TEMPLATE, description="For models that read one text instead of a "
+                                  "pair: that text, with {query} and {document} in it.")] | None = None
     truncation: Truncation | None = None
     pair_truncation: PairTruncation | None = None
     max_length: Length | None = None
@@ -106,7 +109,8 @@ class Reranked(Noticed, kw_only=True):
 # ---- /v1/classify
 
 
-Classified = Annotated[str | Annotated[list[str | tuple[str, str]], Meta(min_length=1, max_length=MOST_INPUTS)], Meta(
+Classified = Annotated[Words | Annotated[list[Words | tuple[Words, Words]], Meta(
+    min_length=1, max_length=MOST_INPUTS)], Meta(
     description="A text, or a list of texts and of pairs of texts.")]
 
 
@@ -151,7 +155,7 @@ Language = Annotated[str, Meta(min_length=1, max_length=64, description="A langu
 class TranslateBody(Computing, kw_only=True):
     """Whole documents; they are translated by the sentence and put together as they were."""
 
-    input: Annotated[str | Annotated[list[str], Meta(min_length=1, max_length=MOST_INPUTS)], Meta(
+    input: Annotated[Words | Annotated[list[Words], Meta(min_length=1, max_length=MOST_INPUTS)], Meta(
         description="A text or a list of texts.")]
     source: Language | None = None
     target: Language | None = None
@@ -195,7 +199,7 @@ class TranslationAnswer(Noticed, kw_only=True):
 class TokenizeBody(Body, kw_only=True):
     """prompt, or messages with what belongs to them: as /v1/completions and /v1/chat/completions have them."""
 
-    prompt: str | None = None
+    prompt: Words | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -16,6 +16,7 @@ from forwardpass.server.schemas_reading import (
     Translations,
     TranslationUsage,
 )
+from forwardpass.stages.texts import count_tokens
 from forwardpass.tasks.languages import direction
 
 NAMES = {"texts": "input", "num_return_sequences": "n", "max_new_tokens": "max_tokens"}
@@ -46,8 +47,7 @@ def _translated(model, texts: list[str], limit: int | None, source: str | None =
     """
     wanted = given.get("num_return_sequences", 1)
     if limit is not None:
-        _check(sum(len(model.tokenizer.encode(text, add_special_tokens=False, parse_special=False))
-                   for text in texts), wanted, limit)
+        _check(count_tokens(model.tokenizer, texts), wanted, limit)
     if wanted > 1 and "num_beams" not in given:
         way = direction(model.tokenizer, model.generation, source, target)
         given["num_beams"] = max(wanted, model.answer_params({}, way.settings).num_beams)

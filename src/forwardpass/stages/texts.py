@@ -6,8 +6,11 @@ cut; special tokens stay where they are, and ids, types and offsets are cut toge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Encoding
 
@@ -16,8 +19,12 @@ from ..weights.tokenizer import Tokenizer
 from .template import filled_ids
 
 TRUNCATIONS = ("right", "left", "error")
-AT_ONCE = 4096
-"""Texts that are tokenised together."""
+AT_ONCE, LETTERS_AT_ONCE = 4096, 1 << 18
+"""Texts and characters that are tokenised together; a longer text is tokenised alone."""
+LARGE = 1 << 14
+"""Characters from which on texts take turns: until its ids are taken an encoding takes hundreds of bytes a token, and
+many callers may come with a megabyte each."""
+_TURNS = threading.Semaphore(2)
 PAIR_TRUNCATIONS = ("longest_first", "only_first", "only_second")
 
 
@@ -67,13 +74,16 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], l
     ParameterError for one without a single token.
     """
     found = []
-    for number, encoding in _encodings(tokenizer, texts, offsets):
+
+    def take(number: int, encoding: Encoding) -> None:
         ids, whole = encoding.ids, encoding if offsets else None
         if 0 < len(ids) <= limit.tokens:
             found.append(EncodedText(ids, encoding.type_ids if types else None, 0, whole))
         else:
             kept = _kept(encoding, limit, number, keep)
             found.append(_part(whole, ids, encoding.type_ids if types else None, kept, len(ids) - len(kept)))
+
+    _each(tokenizer, texts, offsets, take)
     return found
 
 
@@ -85,7 +95,8 @@ def split_texts(tokenizer: Tokenizer, texts: Sequence[str], limit: Limit, overla
     Example: limit 6 with [CLS] and [SEP], so 4 content tokens; overlap 1: w1..w9 gives w1..w4, w4..w7, w7..w9.
     """
     parts, owners = [], []
-    for number, encoding in _encodings(tokenizer, texts, offsets):
+
+    def take(number: int, encoding: Encoding) -> None:
         content, _, fixed = _content(encoding, number, keep)
         room = limit.tokens - len(fixed)
         if not 0 <= overlap < room:
@@ -97,13 +108,27 @@ def split_texts(tokenizer: Tokenizer, texts: Sequence[str], limit: Limit, overla
             kept = sorted(fixed + content[at : at + room])
             parts.append(_part(whole, ids, kinds, kept, 0))
             owners.append(number)
+
+    _each(tokenizer, texts, offsets, take)
     return parts, owners
+
+
+def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> int:
+    """Of all texts together, with the special tokens around each."""
+    counts: list[int] = []
+    _each(tokenizer, texts, False, lambda _, encoding: counts.append(len(encoding)))
+    return sum(counts)
 
 
 def fill_template(tokenizer: Tokenizer, template: str, values: Mapping[str, str], cut: str, limit: Limit
                   ) -> EncodedText:
     """A text with {name} places, filled (see template.filled_ids). Of what is too long the value `cut` loses tokens, at
     the end that the limit says."""
+    with _turn(sum(map(len, values.values()))):
+        return _filled(tokenizer, template, values, cut, limit)
+
+
+def _filled(tokenizer: Tokenizer, template: str, values: Mapping[str, str], cut: str, limit: Limit) -> EncodedText:
     ids = filled_ids(tokenizer, template, values)
     whole = left = tokenizer.plain_backend.encode(values[cut], add_special_tokens=False)
     text, gone = values[cut], 0
@@ -122,11 +147,24 @@ def fill_template(tokenizer: Tokenizer, template: str, values: Mapping[str, str]
     return EncodedText(ids, None, gone, None)
 
 
-def _encodings(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], offsets: bool
-               ) -> Iterator[tuple[int, Encoding]]:
-    """The number of each text, and its encoding. Some at a time: an encoding takes a hundred bytes and more a token."""
-    for at in range(0, len(texts), AT_ONCE):
-        yield from enumerate(tokenizer.encode_batch(texts[at : at + AT_ONCE], offsets=offsets, first=at), at)
+def _each(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], offsets: bool,
+          take: Callable[[int, Encoding], None]) -> None:
+    """take(the number of a text, its encoding) for all of them in order, some at a time."""
+    first = 0
+    while first < len(texts):
+        last, letters = first, 0
+        while last < len(texts) and last - first < AT_ONCE and (last == first or letters < LETTERS_AT_ONCE):
+            letters += sum(map(len, texts[last])) if isinstance(texts[last], tuple) else len(texts[last])
+            last += 1
+        with _turn(letters):
+            for number, encoding in enumerate(tokenizer.encode_batch(texts[first:last], offsets=offsets, first=first),
+                                              first):
+                take(number, encoding)
+        first = last
+
+
+def _turn(letters: int) -> AbstractContextManager[Any]:
+    return _TURNS if letters > LARGE else nullcontext()
 
 
 def _content(encoding: Encoding, number: int, keep: int) -> tuple[list[int], list[int], list[int]]:
