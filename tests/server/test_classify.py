@@ -66,7 +66,7 @@ def test_a_model_without_labels(reading):
 
 @pytest.mark.parametrize(("change", "param", "said"), [
     ({"input": []}, "input", ">= 1"), ({"input": None}, "input", "null"), ({"input": [5]}, "input[0]", "int"),
-    ({"input": [["w1"]]}, "input[0]", "length 2"), ({"input": [["w1", "w2", "w3"]]}, "input[0]", "length 2"),
+    ({"input": [["w1"]]}, "input[0]", ">= 2"), ({"input": [["w1", "w2", "w3"]]}, "input[0]", "<= 2"),
     ({"input": ["w1", ["w2", 5]]}, "input[1][1]", "int"), ({"input": ["a"] * 2049}, "input", "2048"),
     ({"top_k": 0}, "top_k", ">= 1"), ({"top_k": "all"}, "top_k", "str"), ({"activation": "relu"}, "activation", "relu"),
     ({"max_length": 41}, "max_length", "from 1 to 40"), ({"max_length": 1}, "input", "cannot be left out"),

@@ -109,8 +109,9 @@ class Reranked(Noticed, kw_only=True):
 # ---- /v1/classify
 
 
-Classified = Annotated[Words | Annotated[list[Words | tuple[Words, Words]], Meta(
-    min_length=1, max_length=MOST_INPUTS)], Meta(
+# A list of two, not a tuple: msgspec 0.23 crashes in the garbage collector over a str with a longest length | a tuple.
+Pair = Annotated[list[Words], Meta(min_length=2, max_length=2)]
+Classified = Annotated[Words | Annotated[list[Words | Pair], Meta(min_length=1, max_length=MOST_INPUTS)], Meta(
     description="A text, or a list of texts and of pairs of texts.")]
 
 
