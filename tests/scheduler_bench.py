@@ -9,33 +9,41 @@ import numpy as np
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.models.regimes import Regimes
 from forwardpass.scheduler.scheduler import Scheduler, Sequence
+from forwardpass.scheduler.terms import Terms
 from forwardpass.scheduler.texts import Text
-from token_cache import TokenCache
+from token_cache import BLOCK_BYTES, TokenCache
+
+PLAIN = Terms()
 
 
 class Bench:
-    """A scheduler and a computer that checks what it may and must do."""
+    """A scheduler and a computer that checks what it may and must do. budget: rows of a step;  shared: a SharedBudget
+    in place of blocks;  seconds: of each step, if rows are said to take some, see `speed`."""
 
-    def __init__(self, blocks, budget=512, windows=(0,), regimes=None, pair=False, text_rows=512):
-        self.cache = TokenCache(blocks, windows, budget, pair)
+    def __init__(self, blocks=0, budget=512, windows=(0,), regimes=None, pair=False, text_rows=512, shared=None,
+                 block_bytes=BLOCK_BYTES):
+        self.cache = TokenCache(blocks, windows, budget, pair, shared, block_bytes)
         self.prefixes = PrefixCache(self.cache)
         self.regimes = regimes or Regimes()
-        self.scheduler = Scheduler(self.cache, self.prefixes, budget, self.regimes, text_rows)
+        self.scheduler = Scheduler(self.cache, self.prefixes, budget, self.regimes, text_rows,
+                                   None if shared is None else shared.line)
         self.computed = 0
         self.read = []  # texts of each step
+        self.seconds = []
+        self.speed = None  # (seconds of a step, of one more row, of each position that a row sees, of a text's row)
 
-    def add(self, tokens, source=None):
+    def add(self, tokens, source=None, terms=PLAIN):
         """source: tokens, or the Text that another sequence has."""
         if source is not None and not isinstance(source, Text):
             source = Text(np.array(source, np.int32))
         sequence = Sequence(list(tokens), source=source)
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, terms)
         return sequence
 
-    def queue(self, lengths):
+    def queue(self, lengths, terms=PLAIN):
         """Texts that somebody wants to have read; the first token of each is its length."""
         queue = deque(Text(np.full(n, n, np.int32), owner=self) for n in lengths)
-        self.scheduler.texts.add(queue)
+        self.scheduler.texts.add(queue, terms)
         return queue
 
     def compute(self, plan):
@@ -57,7 +65,8 @@ class Bench:
             assert 1 <= work.count <= s.behind and work.final == (work.count == s.behind)
             assert s in self.scheduler.running and s.regime == self.regimes.of(len(s.tokens), s.prompt)
             # The memory keeps with each token the factors of its row: it must be found again as it would be computed.
-            factors = [(t, s.regime.long, max(s.regime.base, i + 1) if s.regime.base else 0)
+            # And the salt: nobody may come upon what was kept with another one.
+            factors = [(t, s.regime.long, max(s.regime.base, i + 1) if s.regime.base else 0, s.salt)
                        for i, t in enumerate(s.tokens)]
             assert len({one[1:] for one in factors[s.computed : s.computed + work.count]}) == 1
             self.cache.compute(s.tables, factors, s.computed, s.computed + work.count)
@@ -65,9 +74,24 @@ class Bench:
                 assert s.source.read or s.source in texts
                 self.cache.read_source(s.source.blocks, s.source.tokens.tolist())
             self.computed += work.count
+        if self.speed:
+            self.take_time(texts, plan)
 
-    def step(self):
-        plan = self.scheduler.plan()
+    def take_time(self, texts, plan):
+        step, row, seen, text_row = self.speed
+        reading = sum(map(len, texts)) * text_row
+        computing = 0.0
+        if plan:
+            depths = [depth for w in plan for depth in range(w.sequence.computed, w.sequence.computed + w.count)]
+            computing = step + len(depths) * row + sum(depths) * seen
+            ones = sum(w.count == 1 for w in plan)
+            self.scheduler.pace.note(ones, len(depths) - ones, computing)
+        if texts:
+            self.scheduler.pace.note_texts(sum(map(len, texts)), reading)
+        self.seconds.append(reading + computing)
+
+    def step(self, within=None):
+        plan = self.scheduler.plan(within)
         self.compute(plan)
         for text in plan.texts:
             self.scheduler.text_done(text)
@@ -82,6 +106,7 @@ class Bench:
         assert not any(w.tables or w.computed for w in s.waiting)
         for sequences in (s.waiting, s.running):
             assert [one.order for one in sequences] == sorted(one.order for one in sequences)
+        assert s.claim is None or any(one.order == s.claim.order for one in s.waiting) or s.texts
         sources = Counter(one.source for one in s.running if one.source is not None)
         assert all(source.holders == n and source.blocks for source, n in sources.items())
         assert not any(one.source.blocks or one.source.read for one in s.waiting

@@ -32,14 +32,15 @@ class Memory:
 
 class TokenCache(KvCache):
     """blocks: of each group, if all hold as many;  windows: of each group, 0 = none;  pair: there are sources too,
-    which share the bytes."""
+    which share the bytes;  budget: in place of blocks, shared with other caches."""
 
-    def __init__(self, blocks, windows=(0,), step_tokens=512, pair=False):
-        size = blocks * len(windows) * BLOCK_BYTES
-        self.memories = [Memory(size // BLOCK_BYTES) for _ in windows]
+    def __init__(self, blocks, windows=(0,), step_tokens=512, pair=False, budget=None, block_bytes=BLOCK_BYTES):
+        budget = budget or Budget(blocks * len(windows) * block_bytes)
+        self.memories = [Memory(budget.size // block_bytes, block_bytes) for _ in windows]
         self.windows = windows
-        self.source_memory = Memory(size // BLOCK_BYTES) if pair else None
-        super().__init__(self.memories, windows, Budget(size), step_tokens, self.source_memory)
+        self.block_bytes = block_bytes
+        self.source_memory = Memory(budget.size // block_bytes, block_bytes) if pair else None
+        super().__init__(self.memories, windows, budget, step_tokens, self.source_memory)
         self.pools = [group.pool for group in self.groups]
 
     def compute(self, tables, tokens, begin, end):
@@ -79,7 +80,7 @@ class TokenCache(KvCache):
         return [sum(pool.holders(block) > 0 and not pool.idle(block) for block in range(pool.size))
                 for pool in self.pools]
 
-    def held(self):
+    def all_used(self):
         """Blocks that somebody holds, by group."""
         return [sum(pool.holders(block) > 0 for block in range(pool.size)) for pool in self.pools]
 
@@ -95,7 +96,7 @@ class TokenCache(KvCache):
             assert all(pool.holders(block) == held[block] for block in range(pool.size))
         held = [block for blocks in sources for block in blocks]
         assert len(set(held)) == len(held) and all(self.sources.pool.holders(block) == 1 for block in held)
-        assert self.size - self.free == (sum(self.held()) + len(held)) * BLOCK_BYTES
+        assert self.held == (sum(self.all_used()) + len(held)) * self.block_bytes
 
     def check_kept(self, prefixes):
         """The kept pages, each before the one it follows; they are found by their tokens, hold what these say, and what
@@ -116,10 +117,11 @@ class TokenCache(KvCache):
                 assert node.parent is root or order[node] < order[node.parent]
                 for pool, memory, block in zip(self.pools, self.memories, node.blocks, strict=True):
                     if block is not None:
-                        idle += BLOCK_BYTES * (pool.holders(block) == 1)
+                        idle += self.block_bytes * (pool.holders(block) == 1)
                         tokens = [memory.slots[block][i] for i in range(len(node.key) // 4)]
                         assert _key([t[0] if isinstance(t, tuple) else t for t in tokens]) == node.key
         assert set(seen) == set(order) and len(seen) == len(order)
-        assert self.budget.idle == idle == sum(pool.share_of_budget.idle for pool in self.pools)
-        assert all(node in order and node.blocks[g] is not None for node, g in self.budget.passed)
+        assert self.kept == idle
+        passed = [place for place, owner in self.budget.passed.items() if owner() is prefixes]
+        assert all(node in order and node.blocks[g] is not None for node, g in passed)
         return seen

@@ -229,7 +229,7 @@ def test_a_text_replaces_those_it_begins_with(kept):
     turns = [list(range(n)) for n in (10, 64, 70, 150)]
     for tokens in [*turns, *reversed(turns)]:
         kept.run(tokens)
-    assert kept.cache.held() == [blocks_for(150)] and kept.pages() == [3, 2, 1]
+    assert kept.cache.all_used() == [blocks_for(150)] and kept.pages() == [3, 2, 1]
     assert kept.match(list(range(151))) == 150
 
 
@@ -293,7 +293,7 @@ def test_who_computes_the_same_at_the_same_time_ends_with_the_same_blocks(kept):
     kept.check(one, other)
     kept.cache.check(other.tables, tokens, 150)
     one.keep(), other.keep()
-    assert kept.cache.held() == [3]
+    assert kept.cache.all_used() == [3]
 
 
 def test_pages_in_use_are_not_dropped():

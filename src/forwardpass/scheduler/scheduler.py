@@ -184,8 +184,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, keep: bool) -> None:
         """A sequence has ended or was cancelled. keep: what it computed may serve later requests."""
         sequence.owner = None
-        if self.claim is not None and self.claim.order == sequence.order:
-            self.claim = None
+        self._drop_claim(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
@@ -274,7 +273,13 @@ class Scheduler:
         self.waiting.remove(sequence)
         insort_right(self.running, sequence, key=_order)
         self.line.started(sequence.order)
+        self._drop_claim(sequence)
         return True
+
+    def _drop_claim(self, sequence: Sequence) -> None:
+        """It waits no more."""
+        if self.claim is not None and self.claim.order == sequence.order:
+            self.claim = None
 
     def _fitting(self, sequence: Sequence) -> tuple[Found | None, int]:
         """What is kept of a sequence, if there is room for the rest of it, and the bytes that this takes. Nothing is

@@ -75,7 +75,7 @@ class TextQueues:
     def next(self, rows: int | None = None) -> list[Text]:
         """Texts for one step, those of a queue side by side: at least one, and no more than fit into `rows` rows; None
         = as many as a step computes."""
-        left = self.rows if rows is None else min(rows, self.rows)
+        left = self.rows if rows is None else max(1, min(rows, self.rows))
         chosen: dict[int, list[Text]] = {}  # id of a queue -> texts
         self._chosen.clear()
         for priority in sorted(self._keys):
