@@ -18,7 +18,8 @@ RUN_IMPORTS = {
     "forwardpass.config",
     "forwardpass.errors",
 }
-HEAVY = {"click", "huggingface_hub", "hypothesis", "pydantic", "pytest", "rich", "torch", "transformers", "typer"}
+HEAVY = {"aiohttp", "anyio", "asyncio", "click", "httptools", "huggingface_hub", "hypothesis", "matplotlib", "msgspec",
+         "prometheus_client", "pydantic", "pytest", "rich", "starlette", "torch", "transformers", "typer", "uvicorn"}
 
 
 def top_level(modules):

@@ -12,7 +12,9 @@ from forwardpass import catalog, config
 from_user = config.cache_dir()  # before any test moves the cache
 
 # What must not be imported on the way to the first token: each costs more than the token itself.
-BANNED = {"click", "huggingface_hub", "multiprocessing", "pydantic", "rich", "torch", "transformers", "typer"}
+BANNED = {"aiohttp", "anyio", "asyncio", "click", "httptools", "huggingface_hub", "matplotlib", "msgspec",
+          "multiprocessing", "prometheus_client", "pydantic", "rich", "starlette", "torch", "transformers", "typer",
+          "uvicorn"}
 
 
 @pytest.fixture(autouse=True)
