@@ -119,8 +119,8 @@ def test_log_probabilities_are_few_bytes_until_they_are_sent(client):
             "n": 4, "max_tokens": 150, "ignore_eos": True, "temperature": 1}
     client.post(CHAT, {**body, "max_tokens": 1})
     tracemalloc.start()
-    answer = client.post(CHAT, body).json()
+    answer = client.post(CHAT, body)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    count = sum(len(one["logprobs"]["content"]) for one in answer["choices"])
+    count = sum(len(one["logprobs"]["content"]) for one in answer.json()["choices"])
     assert count == 600 and peak < 400 * 21 * count + 2e6
