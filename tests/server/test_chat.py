@@ -424,6 +424,13 @@ BAD = [
 ]
 
 
+BAD_TEXTS = [
+    {"prompt": [264]}, {"prompt": [-1]}, {"prompt": [2**63]}, {"prompt": [[1], [64, 300]]}, {"prompt": []},
+    {"prompt": ["a", 1]}, {"prompt": "x" * 2000}, {"prompt": [5] * 100_000}, {"logprobs": 10**9}, {"best_of": 10**6},
+    {"echo": "yes"}, {"suffix": 5}, {"max_tokens": 0}, {"max_tokens": 10**8}, {"logit_bias": {"260": 1}},
+]
+
+
 def test_bad_requests_leave_a_stream_beside_them_alone(client, model):
     body = ask(max_tokens=300, ignore_eos=True, temperature=1, seed=5)
     alone = client.post(PATH, body).json()["choices"][0]["message"]["content"]
@@ -438,6 +445,10 @@ def test_bad_requests_leave_a_stream_beside_them_alone(client, model):
                 assert answer.status_code == 400 and error["type"] == "invalid_request_error", wrong
                 if "messages" not in wrong:
                     assert (error["param"] or "").split("[")[0].split(".")[0] in wrong, (wrong, error)
+            for wrong in [*BAD_TEXTS, *[{**one, "stream": True} for one in BAD_TEXTS]]:
+                answer = await client.client.post("/v1/completions", json={"model": "chat", "prompt": "x", **wrong})
+                error = answer.json()["error"]
+                assert answer.status_code == 400 and error["param"].split("[")[0] in wrong, (wrong, error)
             async for line in lines:
                 if line.startswith("data: {"):
                     choice = json.loads(line.removeprefix("data: "))["choices"][0]
