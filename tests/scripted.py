@@ -18,6 +18,7 @@ from forwardpass.driver import Driver
 from forwardpass.errors import UnknownModelError
 from forwardpass.models.task_settings import TaskSettings
 from forwardpass.scheduler.limits import TokensInFlight
+from forwardpass.scheduler.shared import SharedBudget
 from forwardpass.tasks.model import Model
 from forwardpass.tasks.opening import Opened
 from forwardpass.weights.vocabulary import tokenizer_from_directory
@@ -73,7 +74,7 @@ def model(answers, folder: Path, template=TEMPLATE, context=4096, generation=Non
     facts = TokenFacts(260, end_ids=end, special_ids=tokenizer.special_ids)
     return Model(Opened(path=folder, dtype="float32", network=BytesLM(f, context), tokenizer=tokenizer, facts=facts,
                         generation=generation or {}, stored={}, arithmetic="float32", warnings=(),
-                        settings=TaskSettings(), dense=(), weights_bytes=0), 1000 * Memory.block_bytes)
+                        settings=TaskSettings(), dense=(), weights_bytes=0), SharedBudget(1000 * Memory.block_bytes))
 
 
 class ScriptHost:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from forwardpass.decoding._checks import MAX_STRING_LENGTH
-from forwardpass.server.schemas import INSTEAD, Computing, Prompts
+from forwardpass.server.schemas import INSTEAD, Computing, Prompts, Words
 
 MAX_ANSWERS = 128
 """Answers of one HTTP request: n or best_of, times prompts."""
@@ -87,7 +87,7 @@ class Part(Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     type: OnlyText
-    text: str | None = None
+    text: Words | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
     image_url: Refused = None
     input_audio: Refused = None
@@ -101,7 +101,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     "system" unless the template knows it. The rest of what an assistant's message may have can only be empty."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | list[Part] | None = None
+    content: Words | list[Part] | None = None
     name: Note | None = None
     tool_call_id: Note | None = None
     tool_calls: Empty | None = None
@@ -167,7 +167,7 @@ class CompletionRequest(Sampling, kw_only=True):
     """
 
     prompt: Prompts
-    suffix: str | None = None
+    suffix: Words | None = None
     context_tokens: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
