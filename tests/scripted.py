@@ -58,9 +58,10 @@ def tokens_of(tokenizer, data: bytes) -> list[int]:
     return [by_bytes[bytes([byte])] for byte in data]
 
 
-def model(answers, folder: Path, template=TEMPLATE, context=4096, generation=None, end=(END,), bos=False) -> Model:
+def model(answers, folder: Path, template=TEMPLATE, context=4096, generation=None, end=(END,), bos=False,
+          blocks=1000) -> Model:
     """answers: of a prompt of one letter, {letter: bytes of the answer, then the end token follows}; or a function as
-    of BytesLM."""
+    of BytesLM.  blocks: of the cache."""
     tiny_chat.write(folder, template=template, bos=bos)
     tokenizer = tokenizer_from_directory(folder)
     f = answers
@@ -74,7 +75,7 @@ def model(answers, folder: Path, template=TEMPLATE, context=4096, generation=Non
     facts = TokenFacts(260, end_ids=end, special_ids=tokenizer.special_ids)
     return Model(Opened(path=folder, dtype="float32", network=BytesLM(f, context), tokenizer=tokenizer, facts=facts,
                         generation=generation or {}, stored={}, arithmetic="float32", warnings=(),
-                        settings=TaskSettings(), dense=(), weights_bytes=0), SharedBudget(1000 * Memory.block_bytes))
+                        settings=TaskSettings(), dense=(), weights_bytes=0), SharedBudget(blocks * Memory.block_bytes))
 
 
 class ScriptHost:

@@ -93,6 +93,18 @@ def counted(usage: dict) -> tuple[int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"]
 
 
+@pytest.mark.parametrize(("fields", "tokens"), [({}, 192), ({"num_beams": 3}, 64), ({"n": 3}, 3 * 192)])
+def test_by_default_an_answer_is_no_longer_than_the_cache(app, tmp_path, fields, tokens):
+    """Three blocks, a context of 4,096: beams must fit side by side, answers may follow one another."""
+    host = scripted.ScriptHost({"chat": scripted.model(lambda text: 70, tmp_path / "m", blocks=3, end=())})
+    client = app(host=host)
+    body = {"model": "chat", "messages": [{"role": "user", "content": "x"}], **fields}
+    assert client.post(CHAT, body).json()["usage"]["completion_tokens"] == tokens
+    refused = client.post(CHAT, {**body, "max_tokens": 300})
+    assert refused.status_code == 400 and "KV cache" in refused.json()["error"]["message"]
+    host.close()
+
+
 @pytest.mark.parametrize(("message", "param", "words"), [
     ("min_new_tokens must be in [0, max_new_tokens]; got 5 with max_new_tokens = 4.", "min_tokens",
      "min_tokens must be in [0, max_tokens]; got 5 with max_tokens = 4."),

@@ -147,7 +147,8 @@ def _room(model, ids: Sequence[int], params: SamplingParams, length: Length) -> 
                     f"context is {context} tokens. Ask for {context - begins} at most, or shorten the prompt", CONTEXT)
     room = context - begins
     if model.spec.encoder is None:  # of an encoder-decoder the engine says so itself
-        room = min(room, model.engine.cache.room(context) + 1 - begins)  # the last token is never computed
+        cache = model.engine.cache
+        room = min(room, cache.room(context, cache.size // params.num_beams) + 1 - begins)  # the last is never computed
     return room
 
 
