@@ -114,6 +114,12 @@ def test_turns_carry_what_was_said():
         assert after.planned == before.end + 0.02 and after.sent >= after.planned
 
 
+def test_no_turn_begins_after_the_time():
+    (level,), server = run(Load(concurrency=1, duration=0.1, prompt=fixed(4), answer=fixed(1), turns=500), wait=0.02)
+    assert 2 <= len(server.seen) <= 6 and all(record.sent < level.stop for record in level.records)
+    assert all(len(body["prompt"]) > len(server.seen[0][2]["prompt"]) for _, _, body in server.seen[1:])
+
+
 def test_turns_of_plain_texts():
     _, server = run(Load(concurrency=1, requests=1, prompt=fixed(4), answer=fixed(1), turns=2, shared_prefix=2))
     first, second = prompts(server)
@@ -164,6 +170,18 @@ def test_the_server_process_is_billed():
     assert level.server_cpu_s >= 0 and level.client_cpu_s > 0
 
 
+def test_a_server_that_died_is_not_billed(monkeypatch):
+    def gone(pid):
+        if times.pop():
+            raise ParameterError("no such process")
+        return 1.0
+
+    times = [True, False]
+    monkeypatch.setattr("forwardpass.bench.load.cpu_seconds", gone)
+    (level,), _ = run(Load(concurrency=1, requests=1, prompt=fixed(3), answer=fixed(1)), pid=7)
+    assert level.server_cpu_s is None and "tokens_per_cpu_hour" not in summary(level) and not times
+
+
 @pytest.mark.parametrize("options,said", [
     ({}, "concurrency or a rate"), ({"concurrency": 1, "rate": 1.0}, "concurrency or a rate"),
     ({"concurrency": 1, "requests": None}, "number of requests or after a time"),
@@ -172,6 +190,9 @@ def test_the_server_process_is_billed():
     ({"rate": float("nan")}, "rate: expected"), ({"rate": float("inf")}, "rate: expected"),
     ({"concurrency": 1, "turns": 0}, "turns: expected 1"), ({"concurrency": 1, "think": float("nan")}, "think"),
     ({"concurrency": 1, "requests": 0}, "requests: expected 1"), ({"rate": 1.0, "spacing": "bursts"}, "poisson or"),
+    ({"concurrency": 10**6}, "concurrency: expected at most 20,000, found 1,000,000"),
+    ({"concurrency": 1, "requests": 10**18}, "requests: expected at most 1,000,000"),
+    ({"rate": 1e9, "duration": 9.0, "requests": None}, "rate x duration: expected at most 1,000,000 conversations"),
     ({"concurrency": 1, "shared_prefix": -1}, "shared_prefix"), ({"concurrency": 1, "warm_up": -1}, "warm_up")])
 def test_loads_are_checked(options, said):
     with pytest.raises(ParameterError, match=said):

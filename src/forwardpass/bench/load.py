@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from forwardpass.bench.texts import Texts
 from forwardpass.errors import ParameterError
 
 MEDIUM = Lengths("fixed", 128)
+MOST = {"concurrency": 20_000, "requests": 1_000_000, "turns": 1000}
+"""More would fill the client's memory, or its file descriptors, before anything is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,10 @@ class Load:
 
     concurrency: conversations at once, a new one for each that ends (closed loop);  rate: conversations a second,
     `spacing` ("poisson" or "constant") saying how they come (open loop). One of the two.
-    requests: so many conversations;  duration: seconds in which they begin. One of the two; those that have begun are
-    awaited.  turns: of a conversation, each with the answers so far in its prompt;  think: seconds between an answer
-    and the next turn;  shared_prefix: tokens that all prompts begin with;  warm_up: conversations before, not counted.
+    requests: so many conversations;  duration: seconds in which requests begin. One of the two; requests that have
+    begun are awaited.  turns: of a conversation, each with the answers so far in its prompt;  think: seconds between an
+    answer and the next turn;  shared_prefix: tokens that all prompts begin with;  warm_up: conversations before, not
+    counted.
     """
 
     concurrency: int | None = None
@@ -55,10 +59,15 @@ class Load:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ParameterError(f"{name}: expected {least} or more, found {value}")
+            if value is not None and value > MOST.get(name, value):
+                raise ParameterError(f"{name}: expected at most {MOST[name]:,}, found {value:,}")
         for name in ("rate", "duration"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ParameterError(f"{name}: expected a number above 0, found {value}")
+        if self.rate is not None and self.rate * (self.duration or 0) > MOST["requests"]:
+            raise ParameterError(f"rate x duration: expected at most {MOST['requests']:,} conversations, found "
+                                 f"{self.rate * self.duration:,.0f}")
         if self.spacing not in ARRIVALS:
             raise ParameterError(f"arrivals: expected {' or '.join(ARRIVALS)}, found {self.spacing!r}")
 
@@ -131,8 +140,7 @@ class Runner:
             await self._closed(load, talks, talk_list, start, records)
         last = max((record.end for record in records), default=perf_counter())
         stop = start + load.duration if load.duration is not None else last
-        used = None if server is None else self._server_cpu() - server
-        return Level(load.about(), records, start, stop, _own_cpu() - own, used)
+        return Level(load.about(), records, start, stop, _own_cpu() - own, self._used_since(server))
 
     def _number(self) -> int:
         self._next += 1
@@ -140,6 +148,12 @@ class Runner:
 
     def _server_cpu(self) -> float | None:
         return None if self._pid is None else cpu_seconds(self._pid)
+
+    def _used_since(self, before: float | None) -> float | None:
+        try:
+            return None if before is None else self._server_cpu() - before
+        except ParameterError:  # the server is gone, which the records tell
+            return None
 
     async def _closed(self, load: Load, talks: Talks, talk_list: list[Talk], start: float, records: list) -> None:
         source = self._source(load, talks, talk_list, start)
@@ -151,7 +165,7 @@ class Runner:
                     talk = await anext(source, None)
                 if talk is None:
                     return
-                await self._talk(talk, load, None, records)
+                await self._talk(talk, load, None, records, start + (load.duration or math.inf))
 
         await _together([user() for _ in range(load.concurrency)])
 
@@ -164,12 +178,13 @@ class Runner:
     async def _open(self, load: Load, talk_list: list[Talk], times: list[float], start: float, records: list) -> None:
         async def later(talk: Talk, at: float) -> None:
             await _until(at)
-            await self._talk(talk, load, at, records)
+            await self._talk(talk, load, at, records, start + (load.duration or math.inf))
 
         await _together([later(talk, start + at) for talk, at in zip(talk_list, times, strict=True)])
 
-    async def _talk(self, talk: Talk, load: Load, planned: float | None, records: list[Record]) -> None:
-        """One conversation, turn by turn, until it ends or a turn fails."""
+    async def _talk(self, talk: Talk, load: Load, planned: float | None, records: list[Record],
+                    stop: float = math.inf) -> None:
+        """One conversation, turn by turn, until it ends, a turn fails or the time is over."""
         chat, so_far = [], talk.prefix
         if talk.prefix and self._client.api == "chat":
             chat.append({"role": "system", "content": talk.prefix})
@@ -181,7 +196,7 @@ class Runner:
                                             planned=planned, keep_text=not last)
             records.append(record)
             self._progress(len(records), (load.requests or 0) * load.turns)
-            if record.error or last:
+            if record.error or last or perf_counter() + load.think >= stop:
                 return
             so_far += record.text
             chat.append({"role": "assistant", "content": record.text})

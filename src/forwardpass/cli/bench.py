@@ -175,9 +175,9 @@ def show(result: dict) -> None:
     """For people: a table, a row a level, then what it does not show."""
     write(f"{_about(result)}; times in ms: p50 / p95 / p99 by nearest rank, from the planned time of sending\n")
     head = ["load", "requests", "failed", *(said for _, said in SPREADS), "output tok/s", "total tok/s", "requests/s"]
-    first = result["levels"][0]
-    head += ["in time"] * ("goodput" in first) + ["tok/CPU-hour"] * ("server_cpu_s" in first)
-    print_table(head, [_row(level) for level in result["levels"]])
+    billed = any("server_cpu_s" in level for level in result["levels"])
+    head += ["in time"] * ("goodput" in result["levels"][0]) + ["tok/CPU-hour"] * billed
+    print_table(head, [_row(level, billed) for level in result["levels"]])
     for note in result["notes"]:
         print(f"note: {note}", file=sys.stderr)
     for level in result["levels"]:
@@ -194,15 +194,15 @@ def _about(result: dict) -> str:
     return one_line(f"{result['model'].rpartition('/')[2]} at {result['url']}, {result['api']}")
 
 
-def _row(level: dict) -> list[str]:
+def _row(level: dict, billed: bool) -> list[str]:
     times = [" / ".join(_short(level[name][p]) for p in ("p50", "p95", "p99")) if level[name] else "-"
              for name, _ in SPREADS]
     row = [_load(level), level["requests"], level["requests"] - level["ok"], *times,
            *(_short(level[name]) for name in ("output_tok_s", "total_tok_s", "requests_s"))]
     if "goodput" in level:
         row.append(f"{level['goodput']['share']:.0%}, {_short(level['goodput']['requests_s'])}/s")
-    if "server_cpu_s" in level:
-        bill = level["tokens_per_cpu_hour"]
+    if billed:
+        bill = level.get("tokens_per_cpu_hour")  # None where the server is gone
         row.append("-" if bill is None else f"{bill:,.0f}")
     return row
 
