@@ -126,12 +126,11 @@ class _Waiting:
         finally:
             self._future = None
 
-    def _news(self) -> Callable[[], None] | None:
+    def _news(self) -> Callable[[], None]:
         """By the thread that steps."""
-        if self._queued:
-            return None  # its loop has been told and has not come to it yet
-        self._queued = True
-        self._loop.ready.append(self)
+        if not self._queued:
+            self._queued = True
+            self._loop.ready.append(self)
         return self._loop.ring
 
     def wake(self) -> None:
@@ -158,20 +157,25 @@ class _Loop:
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.ready: deque[_Waiting] = deque()
         self._loop = ref(loop)
+        self._rung = False
 
     def ring(self) -> None:
         """By the thread that steps, once a step."""
         loop = self._loop()
-        try:
-            if loop is not None:
+        if loop is not None and not loop.is_closed():
+            if self._rung:
+                return  # it has been told and has not come to it yet
+            self._rung = True
+            try:
                 loop.call_soon_threadsafe(self._wake)
                 return
-        except RuntimeError:  # it is closed
-            pass
+            except RuntimeError:  # closed in this very moment
+                pass
         while self.ready:  # nobody will ever come for these
             _cancel(self.ready.popleft().jobs)
 
     def _wake(self) -> None:
+        self._rung = False
         while self.ready:
             self.ready.popleft().wake()
 

@@ -24,7 +24,8 @@ RESTART_S = 0.05
 
 
 class Driver:
-    """alive: whether its thread runs;  restarts: how often it had to be replaced;  failures: steps that raised."""
+    """alive: whether its thread runs;  restarts: how often it had to be replaced;  failures: steps in which something
+    went wrong that was not a request's own."""
 
     def __init__(self) -> None:
         self.restarts = 0
@@ -91,6 +92,11 @@ class Driver:
             finally:
                 self._lock.release()
 
+    def failed(self, what: str, error: BaseException) -> None:
+        """Something went wrong in a step."""
+        self.failures += 1
+        logged(what, error)
+
     def _start(self) -> None:
         before = 0
         if self._thread is not None:
@@ -136,8 +142,7 @@ class Driver:
             try:
                 progress |= engine.step(within, len(busy) == 1)
             except BaseException as error:
-                self.failures += 1
-                logged("a step failed", error)
+                self.failed("a step failed", error)
                 engine.fail_all(failed(error))
                 progress = True
             self._stepping = None

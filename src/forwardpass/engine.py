@@ -11,7 +11,6 @@ Where many ask at once, or an event loop does, a driver (driver.py) steps the en
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -23,7 +22,7 @@ from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
 from forwardpass.decoding.beams import BeamSearch
 from forwardpass.decoding.params import SamplingParams, TokenFacts
-from forwardpass.errors import CapacityError, ForwardpassError, ParameterError, UnsupportedModelError
+from forwardpass.errors import ForwardpassError, ParameterError, UnsupportedModelError
 from forwardpass.scheduler.allowed import Allowed
 from forwardpass.scheduler.beams import BeamRequest, advance_beams
 from forwardpass.scheduler.computing import RUN_AHEAD_S, Computing, Results, Step
@@ -32,15 +31,13 @@ from forwardpass.scheduler.jobs import INTERRUPTED, Jobs, logged
 from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts
 from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
-from forwardpass.scheduler.shared import SharedBudget
+from forwardpass.scheduler.shared import SharedBudget, kv_memory
 from forwardpass.scheduler.stats import EngineStats, Meter
 from forwardpass.scheduler.turns import INSIDE
+from forwardpass.scheduler.waiting import unfinished, waiting_for
 from forwardpass.stages.postprocess import Choice
 
 __all__ = ["EncoderText", "Engine", "Step"]
-
-HEARTBEAT_S = 1.0
-"""How often those who wait for a driver look whether it is still there."""
 
 
 class Engine:
@@ -63,7 +60,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._shares = budget is not None
         budget = budget or SharedBudget(blocks * sum(network.block_bytes()))
-        self.memory = _memory(network, budget)
+        self.memory = kv_memory(network, budget)
         own = len(network.groups) - (network.encoder is not None)  # the last group is that of the sources
         self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], budget, STEP_TOKENS,
                              *self.memory[own:])
@@ -175,7 +172,7 @@ class Engine:
                 if not request.news:
                     self._step()
         else:
-            with self._waiting([request.on_news]) as wait:
+            with waiting_for(self, [request.on_news]) as wait:
                 while not request.news and wait():
                     pass
         if request.error is not None and not request.pieces:
@@ -190,10 +187,10 @@ class Engine:
                     with self._turn():
                         if not any(job.done for job in waiting):
                             self._step()
-                    waiting = _unfinished(waiting)
+                    waiting = unfinished(waiting)
                     continue
-                with self._waiting([job.on_end for job in waiting]) as wait:
-                    while (waiting := _unfinished(waiting)) and wait():
+                with waiting_for(self, [job.on_end for job in waiting]) as wait:
+                    while (waiting := unfinished(waiting)) and wait():
                         pass
         finally:
             self._cancel([job for job in jobs if not job.done])
@@ -295,29 +292,6 @@ class Engine:
             self._settle()
 
     @contextmanager
-    def _waiting(self, listened: Sequence[list]) -> Iterator[Callable[[], bool]]:
-        """Gives a function that waits until listeners in any of these lists are called, or for a moment; False if there
-        is no driver any more."""
-        driver = self.driver
-        if driver is not None and driver.mine:
-            raise ForwardpassError(INSIDE)
-        event = threading.Event()
-        for listeners in listened:
-            listeners.append(event.set)
-
-        def wait() -> bool:
-            if not event.wait(HEARTBEAT_S) and self.driver is not None:
-                self.driver.wake()
-            event.clear()
-            return self.driver is not None
-
-        try:
-            yield wait
-        finally:
-            for listeners in listened:
-                listeners.remove(event.set)
-
-    @contextmanager
     def _turn(self) -> Iterator[None]:
         """Alone in the engine. Those who came or left meanwhile are seen to before and after."""
         try:
@@ -354,7 +328,7 @@ class Engine:
                                 self._computing.step(plan, self.scheduler))
         except Exception as error:  # not an interrupt: nothing is noted yet, so that step is planned again
             if self.driver is not None:
-                logged("a step failed", error)
+                self.driver.failed("a step failed", error)
             for job in jobs.values():
                 self._jobs.fail(job, error)
             return True
@@ -409,25 +383,3 @@ class Engine:
                 raise
             steps = []
         return steps + [(job, job.step_done, ()) for job in jobs if job not in searches]
-
-
-def _unfinished(jobs: Sequence[Job]) -> list[Job]:
-    """Those that have not ended; raises the first error among them."""
-    left = [job for job in jobs if not job.done]
-    for job in jobs:  # only then, since another thread may end one meanwhile
-        if job.error is not None:
-            raise job.error
-    return left
-
-
-def _memory(network, budget: SharedBudget) -> list:
-    """KV memory of each group. Each has addresses for the whole budget, since any may come to need it; where the system
-    does not grant so many, the budget becomes smaller."""
-    each = network.block_bytes()
-    while True:
-        try:
-            return network.kv_memory([budget.size // one for one in each])
-        except MemoryError:
-            if budget.size <= sum(each):
-                raise CapacityError("there is no memory for a single KV block; free some memory") from None
-            budget.size = max(budget.size // 2, sum(each))

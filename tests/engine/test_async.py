@@ -207,13 +207,17 @@ def test_errors_are_raised_where_they_are_waited_for():
         assert idle(engine) and usable(engine)
 
 
-def test_a_loop_that_is_closed_while_its_requests_run_harms_nobody():
+@pytest.mark.parametrize("told", [False, True])
+def test_a_loop_that_is_closed_while_its_requests_run_harms_nobody(told):
+    """told: when there was news that it has not come to."""
     requests = []
 
     async def main(keep):
         requests.append(start(engine, [1], max_new_tokens=5000))
         keep.append(news(requests[-1]))
         await anext(keep[-1])
+        while told and not requests[-1].pieces:
+            time.sleep(0.001)
 
     engine = make()
     with driven(engine) as driver:

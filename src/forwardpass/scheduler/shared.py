@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forwardpass.cache.budget import Budget
+from forwardpass.errors import CapacityError
 from forwardpass.scheduler.line import Line
 from forwardpass.scheduler.turns import Turns
 
@@ -15,3 +16,16 @@ class SharedBudget(Budget):
         super().__init__(size)
         self.line = Line()
         self.turns = Turns()
+
+
+def kv_memory(network, budget: Budget) -> list:
+    """KV memory of each group of a network's layers. Each has addresses for the whole budget, since any may come to
+    need it; where the system does not grant so many, the budget becomes smaller."""
+    each = network.block_bytes()
+    while True:
+        try:
+            return network.kv_memory([budget.size // one for one in each])
+        except MemoryError:
+            if budget.size <= sum(each):
+                raise CapacityError("there is no memory for a single KV block; free some memory") from None
+            budget.size = max(budget.size // 2, sum(each))
