@@ -111,6 +111,32 @@ def test_many_at_once_are_each_as_if_alone(reading, vectors):
             assert answer.json()["usage"]["prompt_tokens"] == sum(len(one.split()) + 2 for one in texts[i])
 
 
+def test_a_client_that_leaves(reading, vectors):
+    """Whatever it had asked for is gone within a moment, and the next one is answered."""
+    body = {"model": "vectors", "input": [some_words(18, i) for i in range(2048)]}
+
+    async def leave():
+        for i in range(10):
+            asked = asyncio.ensure_future(reading.client.post(PATH, json=body))
+            await asyncio.sleep(0.01 * i)
+            asked.cancel()
+            await asyncio.wait({asked})
+        for _ in range(200):
+            if not vectors.engine.stats().requests and not reading.app.calls:
+                break
+            await asyncio.sleep(0.01)
+
+    reading.run(leave())
+    assert vectors.engine.stats().requests == 0 and not reading.app.calls
+    assert np.array_equal(numbers(ask(reading, input="w1")), vectors.embed("w1"))
+
+
+def test_a_request_that_has_no_time(reading):
+    answer = reading.post(PATH, json={"model": "vectors", "input": ["w1"] * 2048, "timeout": 1e-6})
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
+    ask(reading, input="w1", timeout=30)
+
+
 # ---- clients
 
 

@@ -1,10 +1,14 @@
 """Texts and pairs within a limit: what is cut, what stays, and that ids, types and offsets are cut together."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from forwardpass.errors import ContextLengthError, ParameterError
-from forwardpass.stages.texts import Limit, encode_texts, fill_template, split_texts
+from forwardpass.stages.texts import Limit, count_tokens, encode_texts, fill_template, split_texts
 from forwardpass.weights.vocabulary import tokenizer_from_directory
 from word_tokenizer import CLS, SEP, backend, word_id, write
 
@@ -158,8 +162,9 @@ def test_every_token_is_in_a_part(tokenizer, count, overlap):
     assert joined == [word_id(i) for i in range(1, count + 1)]
 
 
-def test_many_texts_are_tokenised_some_at_a_time(tokenizer, monkeypatch):
-    monkeypatch.setattr("forwardpass.stages.texts.AT_ONCE", 3)
+@pytest.mark.parametrize(("name", "value"), [("AT_ONCE", 3), ("LETTERS_AT_ONCE", 12)])
+def test_many_texts_are_tokenised_some_at_a_time(tokenizer, monkeypatch, name, value):
+    monkeypatch.setattr(f"forwardpass.stages.texts.{name}", value)
     many = [words(i % 7 + 1, 2) for i in range(10)]
     found = encode_texts(tokenizer, many, Limit(8), types=True)
     assert [one.ids for one in found] == [encode(tokenizer, text, 8).ids for text in many]
@@ -171,6 +176,46 @@ def test_many_texts_are_tokenised_some_at_a_time(tokenizer, monkeypatch):
         encode_texts(tokenizer, [*many[:6], "\ud800"], Limit(8), types=True)
     with pytest.raises(ContextLengthError, match="text 10 has 5 tokens"):
         encode_texts(tokenizer, [*many, words(1, 2, 3)], Limit(4, "error"), types=True)
+
+
+def test_tokens_are_counted(tokenizer, monkeypatch):
+    monkeypatch.setattr("forwardpass.stages.texts.AT_ONCE", 2)
+    assert count_tokens(tokenizer, [words(1, 2, 3), "", words(4), "un unhappy", words(5)]) == 5 + 2 + 3 + 5 + 3
+
+
+def test_large_texts_take_turns(tokenizer, monkeypatch):
+    """Of eight threads with a large text each no more than two have one tokenised, in pairs and templates too; small
+    texts wait for nobody, and an error gives the turn back."""
+    inside, most, lock = 0, 0, threading.Lock()
+    encode_batch = type(tokenizer).encode_batch
+
+    def counted(self, texts, **more):
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.01)
+        try:
+            return encode_batch(self, texts, **more)
+        finally:
+            with lock:
+                inside -= 1
+
+    monkeypatch.setattr(type(tokenizer), "encode_batch", counted)
+    large = words(*([1, 2, 3] * 3000))
+    with ThreadPoolExecutor(8) as threads:
+        done = [threads.submit(encode_texts, tokenizer, [given], Limit(9, "right"), types=True)
+                for given in [large, (large, "w1")] * 8]
+        for one in done:
+            assert len(one.result()[0].ids) == 9
+        assert most == 2
+        failing = [threads.submit(encode_texts, tokenizer, [large], Limit(9, "error"), types=True) for _ in range(8)]
+        assert all(isinstance(one.exception(), ContextLengthError) for one in failing)
+        assert len(encode_texts(tokenizer, [large], Limit(9), types=True)[0].ids) == 9
+        most = 0
+        for one in [threads.submit(encode_texts, tokenizer, ["w1"], Limit(9), types=True) for _ in range(32)]:
+            one.result()
+        assert most > 2
 
 
 def test_a_long_text_is_split_in_one_go(tokenizer):

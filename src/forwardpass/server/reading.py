@@ -39,10 +39,12 @@ async def run_task(call, body, names: Mapping[str, str], task: Callable[..., Any
     if limit is not None:
         call.terms.account = TokensInFlight(limit, call.terms.account, "a request")
     keywords = {name: value for name, value in given.items() if value is not None}
-    with fields(body, names):
-        result, notices = await call.run(_collecting, task, args, keywords)
-    read = call.terms.tokens_read
-    call.log["prompt_tokens"] = read
+    try:
+        with fields(body, names):
+            result, notices = await call.run(_collecting, task, args, keywords)
+    finally:
+        read, written = call.terms.tokens_read, call.terms.tokens_generated
+        call.log |= {"prompt_tokens": read} | ({"completion_tokens": written} if written else {})
     return Done(result, Usage(prompt_tokens=read, total_tokens=read), notices or UNSET)
 
 

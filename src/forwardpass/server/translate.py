@@ -35,7 +35,6 @@ async def translate(call, body: TranslateBody) -> TranslationAnswer:
         data[one.prompt_index].translations.append(Translated(
             text=one.text, score=one.score, finish_reason=one.finish_reason, lost=list(one.lost) or UNSET))
     read, written = done.usage.prompt_tokens, call.terms.tokens_generated
-    call.log["completion_tokens"] = written
     return TranslationAnswer(id=call.id, data=data, model=body.model, usage=TranslationUsage(
         prompt_tokens=read, completion_tokens=written, total_tokens=read + written))
 
