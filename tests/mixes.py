@@ -48,7 +48,7 @@ class Alone:
 
     def __init__(self, path, threads: int | None = 1):
         self.opened = open_named(path, "auto", "auto", lambda: NativeBackend(thread_count(threads)))
-        self.model = Model(self.opened, 1 << 22)
+        self.model = Model(self.opened)
         self.context = self.model.spec.max_position_embeddings
 
     def close(self) -> None:
@@ -56,12 +56,15 @@ class Alone:
 
     def answers(self, wish: Wish) -> list[tuple]:
         """What is seen of each choice."""
-        network = self.opened.network
-        engine = Engine(network, self.opened.facts, self.opened.tokenizer, 4 * self.blocks(wish) + 8)
+        engine = self.engine(4 * self.blocks(wish) + 8)
         request = engine.add(wish.ids, self.model.answer_params(wish.params))
         engine.run([request])
         engine.close()
         return seen(request)
+
+    def engine(self, blocks: int) -> Engine:
+        """A fresh one. blocks: its KV cache."""
+        return Engine(self.opened.network, self.opened.facts, self.opened.tokenizer, blocks)
 
     @staticmethod
     def blocks(wish: Wish) -> int:

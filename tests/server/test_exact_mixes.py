@@ -21,7 +21,6 @@ from forwardpass.asynchronous import news
 from forwardpass.errors import DeadlineError
 from forwardpass.scheduler.terms import Terms
 from forwardpass.tasks.host import Host
-from forwardpass.tasks.model import Model
 from http_mixes import GONE, Got, HttpWish, check_answer, fetch
 from mixes import Alone, Mixer, begins_alike, seen
 from server_tools import ServerProcess
@@ -37,7 +36,7 @@ BY_HAND, DRIVEN, HTTP, REAL = 24, 8, 10, 1
 """Mixes of a default run. The marker `soak` runs many more."""
 CROWDS = (46,)
 """Seeds of mixes by hand in which requests yield to others."""
-MEMORY = 3 << 20
+MEMORY = 1 << 20
 """KV bytes of the server: little more than its largest request needs."""
 WRONG = [  # requests that are refused in the middle of it all
     {"prompt": [264], "max_tokens": 4}, {"prompt": "x", "max_tokens": 0}, {"prompt": "x", "n": 129},
@@ -57,11 +56,13 @@ def alone(tmp_path_factory):
         one.close()
 
 
-def nothing_is_left(engine):
-    """Whatever became of its requests, an engine holds nothing but kept texts, and these can go."""
-    assert not engine.busy and not engine.scheduler.running and not engine.scheduler.waiting
-    engine.prefixes.clear()
-    assert engine.cache.free == engine.cache.size
+def nothing_is_left(*engines):
+    """Whatever became of their requests, engines hold nothing but kept texts, and these can go."""
+    for engine in engines:
+        assert not engine.busy and not engine.scheduler.running and not engine.scheduler.waiting
+        engine.prefixes.clear()
+    for engine in engines:
+        assert engine.cache.free == engine.cache.size and engine.stats().kv_held == 0
 
 
 def check(wish, request, pieces):
@@ -85,8 +86,7 @@ def by_hand(seed, alone):
     solo = alone[kind]
     mixer = Mixer(rng, solo)
     wishes = mixer.wishes(rng.choice([2, 8, 8, 16]))
-    model = Model(solo.opened, mixer.blocks(wishes) * solo.block_bytes())
-    engine = model.engine
+    engine = solo.engine(mixer.blocks(wishes))
     engine.scheduler.step_tokens = rng.choice([5, 16, 64, 100, 512])
     waiting, running, got = list(wishes), {}, {}
     steps = 0
@@ -94,7 +94,7 @@ def by_hand(seed, alone):
         for wish in [one for one in waiting if one.after <= steps]:
             waiting.remove(wish)
             with Terms(priority=wish.priority, salt=wish.salt):
-                running[wish.number] = engine.add(wish.ids, model.answer_params(wish.params))
+                running[wish.number] = engine.add(wish.ids, solo.model.answer_params(wish.params))
             got[wish.number] = []
         engine.step(rng.choice([None, 0.0, 0.01]), rng.random() < 0.7)
         steps += 1
@@ -125,7 +125,7 @@ def driven(seed, alone, **sizes):
     mixers = {kind: Mixer(rng, solo, **sizes) for kind, solo in alone.items()}
     wishes = {kind: mixer.wishes(rng.randint(1, 8)) for kind, mixer in mixers.items()}
     least = max(mixers[kind].blocks(some) * alone[kind].block_bytes() for kind, some in wishes.items())
-    host = Host({kind: solo.opened.path for kind, solo in alone.items()}, kv_memory=least * len(alone), threads=1)
+    host = Host({kind: solo.opened.path for kind, solo in alone.items()}, kv_memory=least, threads=None if sizes else 1)
     for model in host.models.values():
         model.engine.scheduler.step_tokens = rng.choice([5, 16, 64, 512])
 
@@ -159,8 +159,7 @@ def driven(seed, alone, **sizes):
     with host:
         asyncio.run(asyncio.wait_for(all_of_them(), 60))
         assert host.account.taken == 0 and host.driver.restarts == 0 and host.driver.failures == 0
-        for model in host.models.values():
-            nothing_is_left(model.engine)
+        nothing_is_left(*(model.engine for model in host.models.values()))
 
 
 @pytest.mark.parametrize("seed", range(DRIVEN))
