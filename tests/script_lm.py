@@ -190,9 +190,10 @@ def noisy(text):
     return np.random.default_rng(hash(tuple(text)) & 0xFFFF).normal(0, 2, VOCAB).astype(np.float32)
 
 
-def make(f=mixed, blocks=100, ahead=0.0, **kinds):
-    """An engine that runs step by step; ahead: seconds it may run ahead of Python; kinds: of ScriptLM."""
-    engine = Engine(ScriptLM(f, **kinds), FACTS, Letters(), blocks)
+def make(f=mixed, blocks=100, ahead=0.0, budget=None, **kinds):
+    """An engine that runs step by step; ahead: seconds it may run ahead of Python; budget: in place of blocks; kinds:
+    of ScriptLM."""
+    engine = Engine(ScriptLM(f, **kinds), FACTS, Letters(), None if budget else blocks, budget)
     engine.run_ahead_s = ahead
     return engine
 
@@ -228,9 +229,9 @@ def alone(prompt, f=mixed, source=None, **given):
 
 
 def idle(engine):
-    """Nothing is left behind: all blocks are free or kept, and no request is known."""
+    """Nothing is left behind: all its blocks are free or kept, and no request is known."""
     engine.prefixes.clear()
-    assert engine.cache.free == engine.cache.size
+    assert engine.cache.held == 0
     assert not engine._jobs and not engine.scheduler.running and not engine.scheduler.waiting
     return True
 
