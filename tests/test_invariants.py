@@ -321,9 +321,13 @@ def test_padding_changes_nothing(case, load):
 
 
 @pytest.mark.parametrize("case", WINDOWED + REGIMES, ids="-".join)
-def test_cold_and_cached_alike_while_texts_grow(case, load):
-    """A A B B, beginnings, second turns, answers longer than a window or across a switch: each equals a cold run."""
+@pytest.mark.parametrize("blocks", [None, 7])
+def test_cold_and_cached_alike_while_texts_grow(blocks, case, load, monkeypatch):
+    """A A B B, beginnings, second turns, answers longer than a window or across a switch: each equals a cold run. Also
+    in little room, where kept texts lose pages and windows all the time."""
     model = load(*case)
+    if blocks:
+        use_engine(model, monkeypatch, blocks)
     a, b = PROMPTS[7], PROMPTS[6] + PROMPTS[5]
     prompts = [a, a, b, b, a[:20], a[:12], a, a + PROMPTS[5], b[:90], a[:129], b]
     news = itertools.cycle((5, 45, 1))
@@ -336,6 +340,7 @@ def test_cold_and_cached_alike_while_texts_grow(case, load):
             assert facts(model.generate(prompt, **GREEDY | {"max_new_tokens": new})) == warm
             model.engine.prefixes.clear()
             assert facts(model.generate(follow, **GREEDY)) == second
+    assert (model.engine.cache.budget.dropped > 0) == bool(blocks) and model.engine.prefixes.found > 200
     model.engine.prefixes.clear()
     assert model.engine.cache.free == model.engine.cache.size
 

@@ -5,6 +5,7 @@ import pytest
 
 from forwardpass.engine import Engine
 from forwardpass.errors import CapacityError, ParameterError
+from forwardpass.scheduler.terms import Terms
 from script_lm import EOS, FACTS, Letters, ScriptLM, alone, idle, make, mixed, noisy, start, usable_with
 
 
@@ -157,3 +158,28 @@ def test_without_a_tokenizer_there_are_ids_and_no_text():
     assert request.completions()[0].text == "" and request.completions()[0].token_ids == alone([1, 2, 3])[0]
     with pytest.raises(ParameterError, match="tokenizer"):
         start(engine, stop=["x"])
+
+
+def test_requests_that_come_together_share_their_beginning():
+    engine = make()
+    system = [i % 60 for i in range(700)]
+    requests = [start(engine, [*system, i]) for i in range(6)]
+    engine.run(requests)
+    assert requests[0].cached == 0 and requests[-1].cached >= 640
+    assert sum(step.positions for step in engine.last) < 10 and engine.stats().rows < 3 * 700
+    for i, request in enumerate(requests):
+        assert [request.completions()[0].token_ids] == alone([*system, i])
+    assert idle(engine)
+
+
+def test_another_salt_finds_nothing_and_gets_the_same():
+    engine = make()
+    (answer,), (follow,) = alone(range(60)), alone([*range(60), 5])
+    longer = [*range(60), 5]
+    for salt, text, cached, expected in (("", range(60), 0, answer), ("a", range(60), 0, answer), ("b", longer, 0, follow),
+                                         ("a", longer, 60, follow), ("", range(60), 59, answer)):
+        with Terms(salt=salt):
+            request = start(engine, text)
+        engine.run([request])
+        assert (request.cached, request.completions()[0].token_ids) == (cached, expected)
+    assert idle(engine)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from forwardpass.scheduler.terms import Terms
 from scheduler_bench import Bench
 
 
@@ -129,3 +130,79 @@ def test_a_fork_does_not_wait_for_a_long_prompt_that_came_before_it():
     twin = bench.scheduler.fork(one)
     one.tokens.append(5), twin.tokens.append(6)
     assert {(id(w.sequence), w.count) for w in bench.step()} == {(id(one), 1), (id(twin), 1), (id(long), 98)}
+
+
+def test_a_text_starts_only_beside_others_that_can_still_grow():
+    """With the last blocks it would send somebody back within 64 steps: nobody starts to be sent back."""
+    bench = Bench(blocks=7)
+    running = [bench.add([i] * 100) for i in range(3)]
+    for _ in range(30):
+        bench.step()
+        for one in running:
+            if not one.behind:
+                one.tokens.append(5)
+    assert [bool(one.tables) for one in running] == [True, True, False] and bench.scheduler.preemptions == 0
+    bench.scheduler.finish(running[0], keep=True)
+    bench.step()
+    assert running[2].tables
+
+
+def test_of_a_preempted_text_only_what_was_dropped_is_computed_again():
+    bench = Bench(blocks=9)
+    old, young = bench.add([1] * 190), bench.add([2] * 250)
+    bench.step()
+    for _ in range(70):
+        for one in (old, young):
+            if not one.behind:
+                one.tokens.append(len(one.tokens))
+        bench.step()
+        bench.check()
+    assert bench.scheduler.preemptions == 1 and young in bench.scheduler.waiting
+    bench.scheduler.finish(old, keep=False)
+    (work,) = bench.step()
+    assert work.sequence is young and young.reused >= 3 * 64 and young.cached == 0
+
+
+def test_texts_that_come_together_share_their_beginning():
+    """Whoever starts while another one is still computed finds the pages that are done."""
+    bench = Bench(blocks=60, budget=200)
+    system = list(range(384))
+    texts = [bench.add([*system, *[1000 + i] * 10]) for i in range(8)]
+    steps = 0
+    while any(one.behind for one in texts):
+        bench.step()
+        bench.check()
+        steps += 1
+    assert bench.computed < 1000 and steps <= 6 and texts[-1].cached == 384
+    assert bench.prefixes.asked == 8 * 394 and bench.prefixes.found == sum(one.cached for one in texts)
+    assert bench.cache.used() == [6 + 8]
+
+
+def test_waiting_for_room_costs_one_look(monkeypatch):
+    """As long as nothing has changed, what is kept is not looked through again at every step."""
+    bench = Bench(blocks=6)
+    running = bench.add([1] * 258)
+    bench.step()
+    bench.add([2] * 200)
+    looks, find = [], bench.prefixes.find
+    monkeypatch.setattr(bench.prefixes, "find", lambda *given: looks.append(given) or find(*given))
+    for _ in range(50):
+        running.tokens.append(3)
+        bench.step()
+    assert len(looks) == 1
+    for _ in range(20):
+        running.tokens.append(3)
+        bench.step()
+    assert len(looks) == 2  # a page of the running text has been filled
+
+
+@pytest.mark.parametrize("salt", ["", "mine"])
+def test_texts_are_kept_for_those_with_the_same_salt(salt):
+    bench = Bench(blocks=40)
+    for terms, reused in ((Terms(salt=salt), 0), (Terms(salt="other"), 0), (Terms(salt=salt), 99)):
+        one = bench.add(range(100), terms=terms)
+        bench.step()
+        assert one.reused == reused
+        twin = bench.scheduler.fork(one)
+        bench.scheduler.finish(one, keep=True), bench.scheduler.finish(twin, keep=True)
+        bench.check()
