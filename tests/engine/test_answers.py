@@ -175,9 +175,9 @@ def test_requests_that_come_together_share_their_beginning():
 def test_another_salt_finds_nothing_and_gets_the_same():
     engine = make()
     (answer,), (follow,) = alone(range(60)), alone([*range(60), 5])
-    longer = [*range(60), 5]
-    for salt, text, cached, expected in (("", range(60), 0, answer), ("a", range(60), 0, answer), ("b", longer, 0, follow),
-                                         ("a", longer, 60, follow), ("", range(60), 59, answer)):
+    short, longer = list(range(60)), [*range(60), 5]
+    for salt, text, cached, expected in (("", short, 0, answer), ("a", short, 0, answer), ("b", longer, 0, follow),
+                                         ("a", longer, 60, follow), ("", short, 59, answer)):
         with Terms(salt=salt):
             request = start(engine, text)
         engine.run([request])
