@@ -78,7 +78,7 @@ def mix(pool, seed, blocks, ahead, engines=1):
                 assert number in late
             if rng.random() < 0.3:
                 time.sleep(rng.random() * 0.004)
-            if rng.random() < 0.25:
+            if running and rng.random() < 0.25:
                 victim, _, terms, request = rng.choice(running)
                 cancelled.add(victim)
                 terms.cancel() if rng.random() < 0.5 else request.engine.cancel(request, wait=rng.random() < 0.5)
