@@ -13,14 +13,12 @@ import forwardpass
 from forwardpass.errors import BusyError, CapacityError, ContextLengthError, DeadlineError, ForwardpassError
 from forwardpass.scheduler.terms import TERMS
 from forwardpass.server.routes import ROUTES, Route
+from forwardpass.server.schemas import Computing
 
 
-class Ask(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Ask(Computing):
     model: str = "chat"
     text: str = ""
-    priority: int = 0
-    timeout: float | None = None
-    cache_salt: str | None = None
 
 
 class Said(msgspec.Struct):

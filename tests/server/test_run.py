@@ -1,16 +1,19 @@
 """A server process: it starts, says what it serves, drains, and ends (TRAPS SRV-09)."""
 
+import gc
 import json
 import os
 import re
 import signal
 import socket
+import sys
 import time
 
 import httpx
 import pytest
 
 from forwardpass.cli import main
+from forwardpass.server import run
 from server_tools import read_all, wait_until
 
 KEY = "sk-0123456789-abcdef"
@@ -173,11 +176,11 @@ def test_clients_who_leave_free_everything(server):
     assert one.stop() == 0
 
 
-def test_a_port_that_is_taken(folders, capsys):
+def test_a_port_that_is_taken(folders, capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", str(folders["chat"]), "--port", str(port)]) == 1
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith(f"error: cannot listen on 127.0.0.1 port {port}")
 
@@ -192,7 +195,24 @@ def test_a_port_that_is_taken(folders, capsys):
     (("CHAT", "--alias", "x=y", "--port", "0"), "'x' stands for 'y'"),
     (("a=CHAT", "a=CHAT", "--port", "0"), "two models are named 'a'"),
 ])
-def test_what_is_wrong_is_one_line_and_status_1(folders, capsys, arguments, said):
+def test_what_is_wrong_is_one_line_and_status_1(folders, capfd, arguments, said):
     assert main(["serve", *(one.replace("CHAT", str(folders["chat"])) for one in arguments)]) == 1
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out == "" and said in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+def test_a_thread_that_heeds_nothing_does_not_hold_up_the_end(folders, monkeypatch, capfd):
+    def leaves(app, listener):
+        app.calls.add(object())
+        return 0
+
+    ended = []
+    monkeypatch.setattr(run, "run", leaves)
+    monkeypatch.setattr(run.os, "_exit", ended.append)
+    interval = sys.getswitchinterval()
+    try:
+        assert main(["serve", str(folders["labels"]), "--port", "0", "--host", "localhost"]) == 0
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(interval)
+    assert ended == [0] and "http://127.0.0.1:" in capfd.readouterr().err

@@ -26,6 +26,7 @@ from forwardpass.server.origins import Origins
 from forwardpass.server.protocol import most_connections
 from forwardpass.server.reply import Reply
 from forwardpass.server.routes import ROUTES, Route
+from forwardpass.server.schemas import Computing
 from forwardpass.server.settings import Settings
 
 PREPARING = 2
@@ -202,7 +203,7 @@ class Endpoint:
         body = decode_body(raw, self.decoder)
         if call.settings.log_prompts:
             call.log["request"] = msgspec.Raw(msgspec.json.format(raw, indent=-1))  # on one line
-        if hasattr(body, "cache_salt"):
+        if isinstance(body, Computing):
             call.extra(body.priority, body.timeout, body.cache_salt)
         return body
 

@@ -51,12 +51,20 @@ class RequestLog:
         self._stale = True
 
     def close(self) -> None:
-        """Write what waits, unless the target takes nothing."""
+        """Write what waits, unless the target takes nothing. Closing twice is harmless."""
+        if not self._thread.is_alive():
+            return
         try:
             self._lines.put(None, timeout=CLOSE_S)
         except queue.Full:
             return  # the thread is a daemon and ends with the process
         self._thread.join(CLOSE_S)
+
+    def __enter__(self) -> RequestLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def _run(self) -> None:
         last = False

@@ -12,12 +12,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 from forwardpass.errors import ParameterError
 from forwardpass.server.keys import read_keys
+from forwardpass.server.logs import RequestLog
 from forwardpass.server.settings import Settings
 
 SWITCH_S = 0.001
@@ -31,44 +30,49 @@ INTERRUPTED = 130
 def serve(settings: Settings) -> int:
     """Serve until a signal ends it. Returns the exit status: 0 after a drain, 130 if a second signal cut it short.
 
-    What can be wrong is found in the order of its cost: settings, keys, address, models.
+    What can be wrong is found in the order of its cost: settings, keys, log, address, models.
     """
     began = perf_counter()
     keys = None if settings.api_key_file is None else read_keys(settings.api_key_file)
-    listener = bind(settings)
-    try:
-        # Importing is this thread's work, reading weights mostly the kernel's and that of native code.
-        host = _meanwhile(lambda: load(settings), _import_server)
-    except BaseException:
-        listener.close()
-        raise
-    with listener, host:
+    with open_log(settings.log_file) as log, bind(settings) as listener, _load(settings) as host:
         from forwardpass.server.app import App
-        from forwardpass.server.logs import RequestLog
 
-        try:
-            log = RequestLog(settings.log_file)
-        except OSError as error:
-            raise ParameterError(f"log-file: {settings.log_file!r} cannot be written: {error.strerror}") from None
         app = App(host, settings, keys, log)
         try:
             gc.enable()
             gc.freeze()  # vocabularies and modules stay: no collection need look at them again
             sys.setswitchinterval(SWITCH_S)
-            address = listener.getsockname()
-            say(app, address, perf_counter() - began)
-            return run(app, listener)
+            say(app, listener.getsockname(), perf_counter() - began)
+            status = run(app, listener)
         finally:
             app.close()
-            log.close()
+        if app.calls:  # what a thread does that heeds nothing is not waited for
+            leave(log, status)
+        return status
 
 
-def _meanwhile(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """What first() returns; second() runs in a thread at the same time."""
-    thread = threading.Thread(target=second, daemon=True)
+def leave(log: RequestLog, status: int) -> None:
+    """End the process now, whatever its threads are doing."""
+    log.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def open_log(target: str) -> RequestLog:
+    try:
+        return RequestLog(target)
+    except OSError as error:
+        raise ParameterError(f"log-file: {target!r} cannot be written: {error.strerror}") from None
+
+
+def _load(settings: Settings):
+    """What load() returns. The server's imports are a thread's work meanwhile: reading weights is mostly the kernel's and
+    that of native code, so both come to an end sooner."""
+    thread = threading.Thread(target=_import_server, daemon=True)
     thread.start()
     try:
-        return first()
+        return load(settings)
     finally:
         thread.join()
 
@@ -96,8 +100,9 @@ def bind(settings: Settings) -> socket.socket:
     """The address taken, but not listened to: nobody can connect before the models are there."""
     host, port = settings.host, settings.port
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
-                                                                flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # "localhost" is two addresses; clients that were given the other one try both.
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ParameterError(f"host: {host!r} is no address of this machine: {error}") from None
@@ -114,6 +119,9 @@ def bind(settings: Settings) -> socket.socket:
 def say(app, address: tuple, seconds: float) -> None:
     """The plan, on standard error: what is served, what it takes, where, to whom."""
     settings, lines = app.settings, list(app.host.plan.lines())
+    for name, model in app.host.models.items():
+        lines.append(f"{name}: {model.spec.family}, dtype {model.dtype}, keys and values {model.kv_dtype}; it can "
+                     f"{', '.join(model.tasks)}")
     for alias, name in app.host.aliases.items():
         lines.append(f"alias {alias} = {name}")
     limits = [f"{settings.max_requests} requests at a time", f"bodies of {settings.max_body} bytes"]
@@ -173,9 +181,7 @@ async def _serve(app, server, listener: socket.socket) -> int:
 
     def on_signal(number: int) -> None:
         if ending:  # the second one: at once
-            if app.log is not None:
-                app.log.close()
-            os._exit(INTERRUPTED)
+            leave(app.log, INTERRUPTED)
         app.drain()
         print(f"{signal.Signals(number).name}: no new requests; {len(app.calls)} may finish within "
               f"{app.settings.drain_timeout:g} s", file=sys.stderr, flush=True)
@@ -183,8 +189,7 @@ async def _serve(app, server, listener: socket.socket) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    if app.log is not None:
-        loop.add_signal_handler(signal.SIGHUP, app.log.reopen)
+    loop.add_signal_handler(signal.SIGHUP, app.log.reopen)
     await server.serve(sockets=[listener])
     return 0
 
