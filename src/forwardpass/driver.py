@@ -124,13 +124,14 @@ class Driver:
                     self._start()
 
     def _look(self) -> None:
-        """Whoever rings from now on is noticed after this round."""
-        self._rung = False
+        """Whoever rings from now on is noticed after this round. The bell is emptied first: who finds it rung
+        until then has said before what this round sees; the other way round a ring could be lost and still count."""
         try:
             while True:
                 self._bell.get_nowait()
         except Empty:
             pass
+        self._rung = False
 
     def _round(self) -> bool:
         """A step of each engine that has work; whether there was any."""
