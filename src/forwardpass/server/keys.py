@@ -23,8 +23,8 @@ from hashlib import sha256
 
 from forwardpass.errors import ParameterError
 
-SHORTEST, LONGEST = 16, 512
-"""Characters of a key. What is shorter can be guessed."""
+SHORT, LONGEST = 16, 512
+"""Characters of a key. What is shorter than the first can be guessed, which is warned of."""
 LARGEST_FILE = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 KEY = re.compile(r"[\x21-\x7e]+")
@@ -67,12 +67,15 @@ def read_keys(path: str) -> Keys:
     if len(text) > LARGEST_FILE:
         raise ParameterError(f"{path}: a file of API keys may have {LARGEST_FILE} bytes; this one is longer")
     keys: list[Key] = []
+    short: list[str] = []
     plain = False
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if words and not words[0].startswith("#"):
             where = f"{path}, line {number}"
-            key = _key(words, len(keys) + 1, where)
+            key, size = _key(words, len(keys) + 1, where)
+            if size < SHORT:
+                short.append(key.name)
             plain = plain or not any(DIGEST.fullmatch(word) for word in words[:2])
             for other in keys:
                 if other.name == key.name or other.digest == key.digest:
@@ -82,13 +85,17 @@ def read_keys(path: str) -> Keys:
     if not keys:
         raise ParameterError(f"{path}: expected at least one API key, found none; write one a line, or leave the "
                              "option out to serve without keys")
+    if short:
+        warnings.warn(f"{path} has keys of less than {SHORT} characters ({', '.join(short)}), which can be guessed: use "
+                      "longer ones", stacklevel=2)
     if plain and mode & stat.S_IROTH:
         warnings.warn(f"{path} holds API keys and everybody on this machine may read it: chmod o-r {path}, or write "
                       "digests (sha256:...) into it", stacklevel=2)
     return Keys(keys)
 
 
-def _key(words: list[str], number: int, where: str) -> Key:
+def _key(words: list[str], number: int, where: str) -> tuple[Key, int]:
+    """(a line's key, its length; that of a digest says nothing and is the longest)."""
     *words, last = words
     limit = None
     if words and last.startswith(LIMIT):
@@ -107,8 +114,8 @@ def _key(words: list[str], number: int, where: str) -> Key:
         match = DIGEST.fullmatch(text)
         if match is None:
             raise ParameterError(f"{where}: sha256: must be followed by the 64 hexadecimal digits of a key's SHA-256")
-        return Key(name, bytes.fromhex(match[1]), limit)
-    if not KEY.fullmatch(text) or not SHORTEST <= len(text) <= LONGEST:
-        raise ParameterError(f"{where}: a key is {SHORTEST} to {LONGEST} printable ASCII characters without spaces; "
-                             "this one is not")
-    return Key(name, sha256(text.encode()).digest(), limit)
+        return Key(name, bytes.fromhex(match[1]), limit), LONGEST
+    if not KEY.fullmatch(text) or len(text) > LONGEST:
+        raise ParameterError(f"{where}: a key is up to {LONGEST} printable ASCII characters without spaces; this one is "
+                             "not")
+    return Key(name, sha256(text.encode()).digest(), limit), len(text)
