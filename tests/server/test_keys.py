@@ -45,7 +45,8 @@ def test_all_forms(file):
 
 
 @pytest.mark.parametrize("text, said", [
-    ("", "found none"), ("\n# only this\n", "found none"), ("x" * 513, "up to 512"), (f"{ALICE}\nkéy-with-an-accent-0123", "line 2"), ("sha256:12", "64 hexadecimal"),
+    ("", "found none"), ("\n# only this\n", "found none"), ("x" * 513, "up to 512"),
+    (f"{ALICE}\nkéy-with-an-accent-0123", "line 2"), ("sha256:12", "64 hexadecimal"),
     (f"sha256:{'g' * 64}", "64 hexadecimal"), (f"sha256:{'0' * 65}", "64 hexadecimal"), (f"na/me {ALICE}", "a name is"),
     (f"{'n' * 65} {ALICE}", "a name is"), (f"{ALICE}\n{ALICE}", "line 2: this key stands there already"),
     (f"a {ALICE}\nb sha256:{digest(ALICE)}", "this key"), (f"a {ALICE}\na {BOB}", "this name"),

@@ -86,8 +86,8 @@ def read_keys(path: str) -> Keys:
         raise ParameterError(f"{path}: expected at least one API key, found none; write one a line, or leave the "
                              "option out to serve without keys")
     if short:
-        warnings.warn(f"{path} has keys of less than {SHORT} characters ({', '.join(short)}), which can be guessed: use "
-                      "longer ones", stacklevel=2)
+        warnings.warn(f"{path} has keys of less than {SHORT} characters ({', '.join(short)}), which can be guessed: "
+                      "use longer ones", stacklevel=2)
     if plain and mode & stat.S_IROTH:
         warnings.warn(f"{path} holds API keys and everybody on this machine may read it: chmod o-r {path}, or write "
                       "digests (sha256:...) into it", stacklevel=2)
@@ -116,6 +116,6 @@ def _key(words: list[str], number: int, where: str) -> tuple[Key, int]:
             raise ParameterError(f"{where}: sha256: must be followed by the 64 hexadecimal digits of a key's SHA-256")
         return Key(name, bytes.fromhex(match[1]), limit), LONGEST
     if not KEY.fullmatch(text) or len(text) > LONGEST:
-        raise ParameterError(f"{where}: a key is up to {LONGEST} printable ASCII characters without spaces; this one is "
-                             "not")
+        raise ParameterError(f"{where}: a key is up to {LONGEST} printable ASCII characters without spaces; this one "
+                             "is not")
     return Key(name, sha256(text.encode()).digest(), limit), len(text)

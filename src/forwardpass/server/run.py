@@ -67,8 +67,8 @@ def open_log(target: str) -> RequestLog:
 
 
 def _load(settings: Settings):
-    """What load() returns. The server's imports are a thread's work meanwhile: reading weights is mostly the kernel's and
-    that of native code, so both come to an end sooner."""
+    """What load() returns. The server's imports are a thread's work meanwhile: reading weights is mostly the kernel's
+    and that of native code, so both come to an end sooner."""
     thread = threading.Thread(target=_import_server, daemon=True)
     thread.start()
     try:
