@@ -27,7 +27,9 @@ FITTING = {
     "EmbeddingsBody": {"model": ["vectors", "meaning", "labels", "chat"], "prompt_name": ["query", None]},
     "RerankBody": {"model": ["relevance"], "template": [None]}, "ClassifyBody": {"model": ["labels", "relevance"]},
     "TranslateBody": {"model": ["translator"], "source": ["en", "English"], "target": ["de", "zh"]},
-    "TokenizeBody": {"model": ["chat", "labels"]}, "DetokenizeBody": {"model": ["chat", "vectors"]},
+    "TokenizeBody": {"model": ["chat", "labels"], "messages": [None], "add_generation_prompt": [None],
+                     "continue_final_message": [None], "chat_template_kwargs": [None]},
+    "DetokenizeBody": {"model": ["chat", "vectors"]},
 }
 """What generated bodies say in these fields: otherwise none would come further than to a model that is unknown."""
 
