@@ -100,6 +100,22 @@ def test_examples_are_requests(route):
             validator(route.body.__name__).validate(example | {"moodel": "x"})
 
 
+@pytest.mark.parametrize("route", bodies(), ids=names_of(bodies()))
+def test_examples_are_answered(reading, route):
+    """By the tiny models, but for what these lack: tokens for a middle, wide vectors, many tokens."""
+    for name, example in EXAMPLES[route.path].items():
+        fitting = {"model": FITTING[route.body.__name__]["model"][0]}
+        if "dimensions" in example:
+            fitting["dimensions"] = 16
+        if "tokens" in example:
+            fitting["tokens"] = [5, 6]
+        answer = reading.post(route.path, json=example | fitting)
+        if "suffix" in example:
+            assert answer.json()["error"]["code"] == "unsupported_by_model"
+        else:
+            assert answer.status_code == 200, (name, answer.text)
+
+
 def test_decoders_survive_the_garbage_collector():
     """Those of some combinations of types do not, in the versions of msgspec that there are: the process is killed."""
     made = [msgspec.json.Decoder(route.body) for route in bodies()]
@@ -150,7 +166,7 @@ def test_generated_requests(reading, described, path, method, mode):
     """By the schema, and against it: no faults, known statuses, answers of the shape that was promised, and what the
     schema forbids is refused."""
     found = send_generated(reading, described[path][method], mode, EXAMPLES_EACH, derandomize=True)
-    assert (200 in found) == (mode is GenerationMode.POSITIVE)
+    assert mode is GenerationMode.POSITIVE or 200 not in found
 
 
 @pytest.mark.soak

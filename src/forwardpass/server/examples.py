@@ -7,7 +7,7 @@ from typing import Any
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "a question": {"model": "smollm2-135m", "messages": [{"role": "user", "content": "What is a prime number?"}],
-                       "max_completion_tokens": 100},
+                       "max_completion_tokens": 80},
         "streamed": {"model": "smollm2-135m", "messages": [{"role": "system", "content": "Answer in one sentence."},
                                                            {"role": "user", "content": "Why is the sky blue?"}],
                      "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.7, "seed": 1},
