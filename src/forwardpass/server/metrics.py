@@ -89,6 +89,7 @@ GAUGES = {
     "running": "Sequences that hold cache blocks and are computed.",
     "waiting": "Sequences in the queue.",
     "kv_held": "Bytes of the KV cache that are in use, or kept for later.",
+    "kv_kept": "Bytes of the KV cache that are only kept for later.",
     "kv_size": "Bytes of the KV cache.",
 }
 COUNTS = {
@@ -98,8 +99,10 @@ COUNTS = {
     "preemptions": "Sequences that had to give up their blocks and start over.",
     "prefix_asked": "Tokens of prompts that were looked for among kept texts.",
     "prefix_found": "Those of them that were there.",
+    "kv_dropped": "Bytes of kept texts that somebody needed, in all models that share the memory.",
 }
-NAMED = {"kv_held": "kv_bytes_held", "kv_size": "kv_bytes_size", "prefix_asked": "prefix_tokens_asked",
+NAMED = {"kv_held": "kv_bytes_held", "kv_kept": "kv_bytes_kept", "kv_size": "kv_bytes_size",
+         "kv_dropped": "kv_bytes_dropped", "prefix_asked": "prefix_tokens_asked",
          "prefix_found": "prefix_tokens_found"}
 """Fields of EngineStats whose metric says the unit, too."""
 
