@@ -15,7 +15,7 @@ from forwardpass.engine import Engine
 from forwardpass.errors import ParameterError
 from forwardpass.scheduler.jobs import failed, logged
 
-ANSWERING_S, READING_S = 0.08, 0.15
+ANSWERING_S, READING_S = 0.075, 0.15
 """Seconds that a step should take at most while somebody is in the middle of an answer, and otherwise."""
 IDLE_S = 0.1
 """How long engines are left alone that have requests and nothing to compute: they wait for room."""
