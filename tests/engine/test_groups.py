@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from forwardpass.cache import prefix
 from forwardpass.errors import CapacityError
 from forwardpass.models.regimes import Regimes
 from script_lm import EOS, idle, make, noisy, start
@@ -152,3 +153,22 @@ def test_an_interrupt_where_a_text_crosses_the_switch():
         engine.network.before = lambda: None
         engine.step()
     assert [request.completions()[0].token_ids] == cold([1] * 85, "switch") and idle(engine)
+
+
+@pytest.mark.parametrize("kind", ["window", "three", "all"])
+def test_colliding_hashes_of_kept_pages_change_no_answer(kind, monkeypatch):
+    """Pages whose keys have one of sixteen hashes: begun alike, swapped, with the same middle after another start."""
+    class WeakKey(bytes):
+        def __hash__(self):
+            return super().__hash__() & 15
+
+    key = prefix._key
+    monkeypatch.setattr(prefix, "_key", lambda tokens: WeakKey(key(tokens)))
+    rng = np.random.default_rng(2)
+    engine, pages = make(visible, blocks=40, **KINDS[kind]), [rng.integers(0, EOS, 64).tolist() for _ in range(4)]
+    for _ in range(60):
+        prompt = [t for page in rng.integers(0, 4, rng.integers(1, 4)) for t in pages[page]][: rng.integers(30, 200)]
+        request = start(engine, prompt, max_new_tokens=3)
+        engine.run([request])
+        assert [request.completions()[0].token_ids] == cold(prompt, kind, max_new_tokens=3)
+    assert engine.prefixes.found > 1000 and idle(engine)

@@ -97,6 +97,21 @@ def test_texts_of_an_encoder_share_the_time():
     assert {len(step) for step in bench.read[-10:-1]} == {2}  # 0.05 s without those of the streams are 80 rows
 
 
+def test_sources_of_answers_are_read_in_time():
+    """Beside a stream sources are read a few at a time, at least one."""
+    bench = paced((STEP, ROW, 0, TEXT_ROW), pair=True)
+    one = bench.add([0], [1] * 20)
+    for _ in range(3):
+        bench.step()
+        one.tokens.append(1)
+    answers = [bench.add([0], [i] * 40) for i in range(2, 8)]
+    long = bench.add([0], [9] * 400)
+    while any(not answer.computed for answer in [*answers, long]):
+        bench.step()
+        one.tokens.append(1)
+    assert [step for step in bench.read if step] == [[20], [40, 40], [40, 40], [40, 40], [400]]
+
+
 def test_what_was_measured_last_counts_most():
     pace = Pace()
     assert pace.rows(0.05, 512) == 512  # nothing is known

@@ -40,12 +40,6 @@ class Line:
         self._members = [one for one in self._members if one() is not None]
         self._members.append(ref(scheduler))
 
-    def schedulers(self) -> Iterator[Scheduler]:
-        for one in self._members:
-            scheduler = one()
-            if scheduler is not None:
-                yield scheduler
-
     def place(self, priority: int, key: str) -> Order:
         """Where whoever comes now stands."""
         self._arrivals += 1
@@ -62,3 +56,18 @@ class Line:
         priority, number, _ = order
         if number > self._started.get(priority, 0):
             self._started[priority] = number
+
+    def claim(self, besides: Scheduler | None = None) -> Claim | None:
+        """Of those who wait for room the one that comes first, not counting one scheduler's."""
+        return min((one.claim for one in self._schedulers() if one.claim is not None and one is not besides),
+                   default=None)
+
+    def growth(self, order: Order) -> int:
+        """Bytes of a block more for each sequence that runs, except those of this place in the line."""
+        return sum(one.growth(order) for one in self._schedulers())
+
+    def _schedulers(self) -> Iterator[Scheduler]:
+        for one in self._members:
+            scheduler = one()
+            if scheduler is not None:
+                yield scheduler

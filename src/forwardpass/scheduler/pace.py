@@ -5,6 +5,8 @@ Only when something is computed follows from it, never what comes out.
 
 from __future__ import annotations
 
+from math import inf
+
 LEAST_ROWS = 16
 """Rows of prompts that a step computes in any case: as many as the matrix units take together."""
 
@@ -30,9 +32,12 @@ class Pace:
         """An encoder took so long for texts of so many rows."""
         self._text_row = _newer(self._text_row, seconds / rows)
 
-    def spare(self, within: float, ones: int) -> float:
-        """Seconds for prompts and texts in a step that should take `within` seconds and also computes one token each of
-        `ones` sequences. Where these alone take longer, a step may take twice as long: else prompts came to nothing."""
+    def spare(self, within: float | None, ones: int) -> float:
+        """Seconds for prompts and texts in a step that should take `within` seconds, None = any time, and also computes
+        one token each of `ones` sequences. Where these alone take longer, a step may take twice as long as they do, or
+        prompts would come to nothing."""
+        if within is None:
+            return inf
         base = self.ones[1] if ones else 0.0
         return max(within - base, base)
 
@@ -54,7 +59,6 @@ def _newer(known: float, measured: float) -> float:
 
 
 def _fitting(seconds: float, each: float, most: int) -> int:
-    if not each:
+    if most * each <= seconds or not each:
         return most
-    rows = int(min(seconds / each, most)) // LEAST_ROWS * LEAST_ROWS
-    return min(most, max(LEAST_ROWS, rows))
+    return min(most, max(LEAST_ROWS, int(seconds / each) // LEAST_ROWS * LEAST_ROWS))

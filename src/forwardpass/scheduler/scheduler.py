@@ -61,6 +61,7 @@ class Scheduler:
         self.claim: Claim | None = None
         self._refused: tuple[Sequence | None, int, Claim | None] = (None, 0, None)
         self._lent: list[Text] = []  # texts that got blocks for the newest step
+        self._source_rows = text_rows  # of sources that a step reads, at most, unless a single one has more
         self.line.join(self)
 
     def add(self, sequence: Sequence, terms: Terms = Terms()) -> None:  # noqa: B008  only read
@@ -82,15 +83,11 @@ class Scheduler:
             pass
         self.claim = None
         ones, prompts = self._gaps()
-        if within is None and ones:
-            within = STEP_S
-        spare = None if within is None else self.pace.spare(within, len(ones))
-        texts = []
-        if self.texts:
-            texts = self._next_texts(None if spare is None else self.pace.text_rows(spare, self.texts.rows))
-            if spare is not None:
-                spare -= self.pace.text_seconds(sum(map(len, texts)))
-        rows = self.step_tokens if spare is None else self.pace.rows(spare, self.step_tokens)
+        spare = self.pace.spare(STEP_S if within is None and ones else within, len(ones))
+        texts = self._next_texts(self.pace.text_rows(spare, self.texts.rows)) if self.texts else []
+        spare -= self.pace.text_seconds(sum(map(len, texts)))
+        self._source_rows = self.pace.text_rows(spare, self.texts.rows)
+        rows = self.pace.rows(spare, self.step_tokens)
         plan = self._plan_rows(texts, ones, prompts, rows)
         while not plan.work and not plan.texts and self._yields(urgent=False):
             plan = self._plan_rows(texts, *self._gaps(), rows)
@@ -229,19 +226,19 @@ class Scheduler:
         return out
 
     def growth(self, order: Order) -> int:
-        """Bytes of a block more for each sequence that runs, except those of this place in the line."""
+        """See Line.growth, which asks for it."""
         return self.cache.page_bytes * sum(not one.rows and one.order != order for one in self.running)
 
     def _room(self, order: Order) -> int:
         """Bytes for a sequence that starts. Whoever started with the last ones would send somebody back as soon as the
         others grow, perhaps itself."""
-        return self.cache.budget.room - sum(one.growth(order) for one in self.line.schedulers())
+        return self.cache.budget.room - self.line.growth(order)
 
     def _start(self, sequence: Sequence, rows: int | None) -> bool:
         """Move a waiting sequence among the running if its whole text and its source have room beside what is running.
         rows: only if not more than these are to be computed of it."""
-        if any(other.claim is not None and other.claim.order < sequence.order for other in self.line.schedulers()
-               if other is not self):
+        elsewhere = self.line.claim(besides=self)
+        if elsewhere is not None and elsewhere.order < sequence.order:
             self.claim = self.claim or Claim(sequence.order, 0)
             return False
         refused, changes, claim = self._refused
@@ -312,7 +309,7 @@ class Scheduler:
         source = sequence.source
         if source is None or source.read or source in sources:
             return True
-        if sources and sum(map(len, sources)) + len(source) > self.texts.rows:
+        if sources and sum(map(len, sources)) + len(source) > self._source_rows:
             return False
         sources.append(source)
         return True
@@ -326,7 +323,7 @@ class Scheduler:
         work.append(Work(sequence, count, count == sequence.behind and not sequence.rows))
         return count
 
-    def _next_texts(self, rows: int | None) -> list[Text]:
+    def _next_texts(self, rows: int) -> list[Text]:
         """Texts that are read in the next step; in an encoder-decoder those that get blocks for it, none only where
         another model's sequences hold all there are."""
         texts = self.texts.next(rows)
@@ -369,10 +366,10 @@ class Scheduler:
         urgent: only if the priority of that one is smaller. Otherwise this is needed only where all that run wait for
         others of their requests, and these for room.
         """
-        claims = [one.claim for one in self.line.schedulers() if one.claim is not None]
-        if not claims or not self.running:
+        claim = self.line.claim()
+        if claim is None or not self.running:
             return False
-        claim, last = min(claims), self.running[-1].order
+        last = self.running[-1].order
         if (last[0] <= claim.order[0] if urgent else last <= claim.order) or self._room(claim.order) >= claim.need:
             return False
         self._preempt(self.running[-1])

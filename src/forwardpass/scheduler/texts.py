@@ -72,10 +72,9 @@ class TextQueues:
             if not self._keys[priority]:
                 del self._keys[priority]
 
-    def next(self, rows: int | None = None) -> list[Text]:
-        """Texts for one step, those of a queue side by side: at least one, and no more than fit into `rows` rows; None
-        = as many as a step computes."""
-        left = self.rows if rows is None else max(1, min(rows, self.rows))
+    def next(self, rows: int) -> list[Text]:
+        """Texts for one step, those of a queue side by side: at least one, and no more than fit into `rows` rows."""
+        left = max(1, rows)
         chosen: dict[int, list[Text]] = {}  # id of a queue -> texts
         self._chosen.clear()
         for priority in sorted(self._keys):
