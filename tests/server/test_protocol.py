@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from starlette.responses import StreamingResponse
 
+import forwardpass
 from forwardpass.server import protocol
 from forwardpass.server.routes import ROUTES, Route
 from server_tools import read_all, wait_until
@@ -280,3 +281,18 @@ def test_an_answer_that_nobody_fetches_does_not_stay(listening):
     with small(server, b"/large"):
         wait_until(lambda: server.connections == 1)
         wait_until(lambda: server.connections == 0)
+
+
+def test_an_answer_that_breaks_off_closes_the_connection_and_shows_no_words(listening, caplog):
+    async def half():
+        yield b"{"
+        raise forwardpass.ParameterError("my bank is on fire")
+
+    async def handler(call, body):
+        return StreamingResponse(half(), media_type="application/json")
+
+    server = listening(routes=(Route("POST", "/half", handler, "For a test.", body=Ask),))
+    answer = server.exchange(post(b"/half"))
+    assert answer.startswith(b"HTTP/1.1 200") and not answer.endswith(b"0\r\n\r\n")
+    wait_until(lambda: server.connections == 0)
+    assert "broke off" in caplog.text and "bank" not in caplog.text

@@ -18,6 +18,8 @@ WHOLE_S = 300.0
 """The longest a body may take, however steadily it comes."""
 ROOM = 256 << 20
 """Bytes of bodies that may be in memory at the same time, at least."""
+EXPLAINED = 1 << 20
+"""Bytes of a body that are read a second time to say more about what is wrong: that takes some milliseconds."""
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -102,7 +104,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder) -> Any:
 def _half_a_character(body: bytes) -> ApiError | None:
     """JSON can write half of a pair of UTF-16, which is no character. The decoder refuses it, but says neither why nor
     where."""
-    if not ESCAPED_SURROGATE.search(body):
+    if len(body) > EXPLAINED or not ESCAPED_SURROGATE.search(body):
         return None
     try:
         where = next(_surrogates(json.loads(body), ""), None)

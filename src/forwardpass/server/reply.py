@@ -44,8 +44,8 @@ class Reply:
             await said.response()(self.call.request.scope, self.call.receive, self)
         elif self._events:
             await self({"type": "http.response.body", "body": b"data: " + said.body() + b"\n\n", "more_body": False})
-        else:
-            raise error
+        else:  # uvicorn logs what it gets, and the error's message may have somebody's words in it
+            raise RuntimeError(f"the answer to {self.call.id} broke off after it had begun; the log says why") from None
 
     def _of_starlette(self, error: BaseException) -> BaseException:
         if not isinstance(error, HTTPException):
