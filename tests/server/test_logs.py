@@ -103,9 +103,12 @@ def test_prompts_only_when_asked_for(logged):
     assert good["request"] == {"text": SECRET} and SECRET in failed["error"]["message"]
 
 
-def test_a_target_that_cannot_be_opened(tmp_path):
+def test_a_target_that_cannot_be_opened(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         RequestLog(str(tmp_path / "no" / "log"))
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(OSError, match="standard output is closed"):
+        RequestLog("-")
 
 
 def test_a_full_disk_is_survived_and_counted():

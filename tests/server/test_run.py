@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -37,6 +38,12 @@ def listens(server):
         return True
     except ConnectionRefusedError:
         return False
+
+
+def counted(server, name):
+    """The sum of a metric over its labels."""
+    text = httpx.get(server.url + "/metrics").text
+    return sum(map(float, re.findall(rf"^forwardpass_{name}(?:{{.*}})? (\S+)", text, re.MULTILINE)))
 
 
 def test_the_plan_is_said(server):
@@ -107,13 +114,17 @@ def test_a_drain_lets_streams_finish(server):
 
 
 def test_a_drain_that_takes_too_long_ends_with_an_error_event(server):
-    one = server("--drain-timeout", "0")
-    with streamed(one, max_tokens=1000, n=8) as answer:
+    one = server("--drain-timeout", "0", "--kv-memory", "4MiB")
+    whole = {**CHAT, "max_tokens": 1000, "n": 16}
+    with ThreadPoolExecutor() as pool, streamed(one, max_tokens=1000, n=8) as answer:
         told = events(answer)
-        for _ in range(20):
-            next(told)
+        queued = [pool.submit(httpx.post, one.url + "/v1/chat/completions", json=whole, timeout=60) for _ in range(3)]
+        wait_until(lambda: counted(one, "requests_in_flight") == 4)
         one.signal(signal.SIGTERM)
         rest = list(told)
+        for refused in queued:
+            assert refused.result().status_code == 503
+            assert refused.result().json()["error"]["code"] == "shutting_down"
     assert json.loads(rest[-1])["error"]["code"] == "shutting_down"
     assert one.wait() == 0 and not listens(one)
     assert "Traceback" not in one.log
@@ -147,12 +158,6 @@ def test_a_second_signal_ends_at_once(server):
         assert one.wait(10) == 130
         assert time.monotonic() - begun < 5
     assert not listens(one)
-
-
-def counted(server, name):
-    """The sum of a metric over its labels."""
-    text = httpx.get(server.url + "/metrics").text
-    return sum(map(float, re.findall(rf"^forwardpass_{name}(?:{{.*}})? (\S+)", text, re.MULTILINE)))
 
 
 def test_clients_who_leave_free_everything(server):

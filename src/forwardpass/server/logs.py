@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import sys
@@ -36,6 +37,8 @@ class RequestLog:
 
     def _open(self) -> int:
         if self.target == "-":
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "standard output is closed")
             return os.dup(sys.stdout.fileno())
         return os.open(self.target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
