@@ -116,6 +116,22 @@ def test_examples_are_answered(reading, route):
             assert answer.status_code == 200, (name, answer.text)
 
 
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.event], ids=lambda route: route.path)
+def test_events_are_as_described(reading, route):
+    text = {"prompt": "ab"} if "prompt" in route.body.__struct_fields__ else {
+        "messages": [{"role": "user", "content": "ab"}]}
+    more = {"stream": True, "max_tokens": 5, "n": 2, "logprobs": 1 if "prompt" in text else True}
+    for options in ({}, {"include_usage": True}):
+        answer = reading.post(route.path, json={"model": "chat", **text, **more, "stream_options": options})
+        assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+        *events, last = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
+        assert last == "[DONE]" and len(events) > 5
+        for event in events:
+            validator(route.event.__name__).validate(json.loads(event))
+    said = DOCUMENT["paths"][route.path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    assert said["properties"]["data"]["contentSchema"]["$ref"].endswith("/" + route.event.__name__)
+
+
 def test_decoders_survive_the_garbage_collector():
     """Those of some combinations of types do not, in the versions of msgspec that there are: the process is killed."""
     made = [msgspec.json.Decoder(route.body) for route in bodies()]

@@ -108,7 +108,10 @@ def _answer(route, schemas: dict[type, dict[str, Any]], status: int = 200) -> di
         kind = route.media_type.partition(";")[0]
         content = {kind: {"schema": {"type": "object" if kind == "application/json" else "string"}}}
     if route.event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": schemas[route.event]}
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schemas[route.event]}
+        content["text/event-stream"] = {"schema": {
+            "description": "Each event. The last one's data is [DONE]; an event with an error ends a stream as well.",
+            "type": "object", "properties": {"data": data}, "required": ["data"]}}
     return _described(status, content)
 
 
