@@ -111,8 +111,7 @@ class Driver:
             if self._stepping is not None:  # by the thread before this one
                 self._stepping.recover(before)
                 self._stepping = None
-            while not self._closed:
-                self._look()
+            while not self._look():
                 if not self._round():
                     self._wait()
         except BaseException as error:
@@ -123,15 +122,16 @@ class Driver:
                 with self._lock:
                     self._start()
 
-    def _look(self) -> None:
-        """Whoever rings from now on is noticed after this round. The bell is emptied first: who finds it rung
-        until then has said before what this round sees; the other way round a ring could be lost and still count."""
+    def _look(self) -> bool:
+        """Whether it was closed. Who rang before this is served by the next round, who rings from now on by the one
+        after; in between the bell may be heard twice, but never missed: what is rung for is there before."""
         try:
             while True:
                 self._bell.get_nowait()
         except Empty:
             pass
         self._rung = False
+        return self._closed
 
     def _round(self) -> bool:
         """A step of each engine that has work; whether there was any."""

@@ -8,6 +8,7 @@ import threading
 import time
 from itertools import count
 from queue import Empty
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -617,6 +618,41 @@ def test_an_idle_driver_rests(monkeypatch):
         before = len(rounds)
         time.sleep(0.2)
         assert len(rounds) - before <= 1
+
+
+class Bell(SimpleQueue):
+    """Somebody rings in the very moment in which the driver looks."""
+
+    ring = None
+
+    def get_nowait(self):
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            ring()
+        return super().get_nowait()
+
+
+def test_no_ringing_is_missed():
+    engine, driver = make(), Driver()
+    driver._bell = Bell()
+    driver.attach(engine)
+    for _ in range(20):
+        driver._bell.ring = driver.wake
+        assert usable(engine)
+    driver._bell.ring = lambda: closing.start() or until(lambda: driver._closed and driver._rung)
+    closing = threading.Thread(target=driver.close)
+    driver.wake()
+    until(closing.is_alive)
+    closing.join(10)
+    assert not closing.is_alive() and not driver.alive
+
+
+def test_coming_and_going_many_times():
+    engine = make()
+    for _ in range(200):
+        with driven(engine):
+            engine.run([start(engine, [1], max_new_tokens=1)])
+    assert idle(engine)
 
 
 # ---- life
