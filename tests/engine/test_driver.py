@@ -642,7 +642,7 @@ def test_no_ringing_is_missed():
     driver._bell.ring = lambda: closing.start() or until(lambda: driver._closed and driver._rung)
     closing = threading.Thread(target=driver.close)
     driver.wake()
-    until(closing.is_alive)
+    until(lambda: driver._closed)
     closing.join(10)
     assert not closing.is_alive() and not driver.alive
 
