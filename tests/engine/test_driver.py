@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from itertools import count
-from queue import Empty
 from queue import SimpleQueue
 
 import numpy as np
@@ -741,31 +740,4 @@ def test_stats_count_what_was_done():
     for histogram in stats.step_seconds.values():
         assert sum(histogram.counts) == stats.steps and histogram.total >= 0
         assert len(histogram.counts) == len(histogram.edges) + 1
-    assert stats.batch.total == 4 + 4 + 2 - 2 * stats.steps + 2 * stats.steps - 2 and stats.kv_size == engine.cache.size
-
-
-def test_a_ring_while_the_bell_is_emptied_is_not_the_last_one_heard():
-    """However somebody rings between the lines of _look, the next ring wakes the thread."""
-    driver = Driver()
-
-    class Bell:
-        def __init__(self):
-            self.rings = 0
-
-        def put(self, _):
-            self.rings += 1
-
-        def get_nowait(self):
-            if not self.rings:
-                raise Empty
-            self.rings -= 1
-            driver.wake()  # another thread, just now
-
-    driver._thread = threading.current_thread()  # alive, and looking
-    for rung, rings in ((False, 0), (True, 1), (True, 2), (True, 0)):
-        driver._rung, driver._bell = rung, Bell()
-        driver._bell.rings = rings
-        driver._look()
-        driver.wake()
-        assert driver._bell.rings
-    driver.close()
+    assert stats.batch.total == 5 + 3 and stats.kv_size == engine.cache.size
