@@ -262,11 +262,11 @@ def test_closing_ends_those_who_wait_with_an_error():
 def test_deadlines_of_what_runs_and_of_what_only_waits(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: -1e9)  # a clock that is set back harms nobody
     engine = make(lambda text: 5, blocks=4)
-    engine.network.before = lambda: time.sleep(0.001)
+    engine.network.before = lambda: time.sleep(0.005)
     with driven(engine):
         first = start(engine, [1] * 120, max_new_tokens=100)  # holds all the room there is
         until(lambda: first.pieces)
-        soon = Terms(deadline=time.perf_counter() + 0.05)
+        soon = Terms(deadline=time.perf_counter() + 0.25)
         with soon:
             waiting = start(engine, [2] * 120, max_new_tokens=100)
             running = start(engine, [3], max_new_tokens=100)
@@ -283,7 +283,8 @@ def test_deadlines_of_what_runs_and_of_what_only_waits(monkeypatch):
 
 def test_deadlines_without_a_driver():
     engine = make(lambda text: 5)
-    with Terms(deadline=time.perf_counter() + 0.02):
+    engine.network.before = lambda: time.sleep(0.001)
+    with Terms(deadline=time.perf_counter() + 0.2):
         request = start(engine, [1], max_new_tokens=4000)
     with pytest.raises(DeadlineError):
         engine.run([request])

@@ -303,9 +303,11 @@ def test_a_deadline_that_has_passed_is_refused_at_once():
     assert account.taken == 0 and not engine.busy
 
 
-def test_a_reading_that_is_late():
-    reader = encoder()
-    reader.network.before = lambda: time.sleep(0.01)
-    with Terms(deadline=time.perf_counter() + 0.03) as terms, pytest.raises(DeadlineError):
+def test_a_reading_that_is_late(monkeypatch):
+    reader, now = encoder(), [0.0]
+    for module in ("jobs", "terms"):
+        monkeypatch.setattr(f"forwardpass.scheduler.{module}.perf_counter", lambda: now[0])
+    reader.network.before = lambda: now.__setitem__(0, now[0] + 1.0)
+    with Terms(deadline=4.5) as terms, pytest.raises(DeadlineError):
         reader.encode(texts(*(np.full(400, i) for i in range(30))), each)
-    assert 0 < terms.tokens_read < 30 * 400 and idle(reader)
+    assert terms.tokens_read == 5 * 400 and idle(reader)
