@@ -121,9 +121,11 @@ def test_two_applications_count_apart(app):
 
 def test_driver_and_log_are_seen(client, host, monkeypatch):
     monkeypatch.setattr(host.driver, "restarts", 3)
+    monkeypatch.setattr(host.driver, "failures", 2)
     monkeypatch.setattr(client.app, "log", SimpleNamespace(errors=5, write=lambda record: None))
     found = read(client)
     assert value(found, "driver_restarts_total") == 3 and value(found, "log_errors_total") == 5
+    assert value(found, "failed_steps_total") == 2
 
 
 def test_buckets_add_up():

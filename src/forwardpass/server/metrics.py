@@ -81,6 +81,7 @@ class Looked:
         yield _gauge("draining", "1 while the server shuts down.", int(app.draining))
         yield _gauge("driver_alive", "1 while the thread that steps the engines runs.", int(host.driver.alive))
         yield _count("driver_restarts", "Times that this thread had to be replaced.", host.driver.restarts)
+        yield _count("failed_steps", "Steps in which something went wrong.", host.driver.failures)
         yield _count("log_errors", "Lines of the log that were lost.", app.log.errors if app.log else 0)
         yield from _engines({name: model.engine.stats() for name, model in host.models.items()})
 
