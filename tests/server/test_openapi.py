@@ -129,7 +129,9 @@ def test_events_are_as_described(reading, route):
         for event in events:
             validator(route.event.__name__).validate(json.loads(event))
     said = DOCUMENT["paths"][route.path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
-    assert said["properties"]["data"]["contentSchema"]["$ref"].endswith("/" + route.event.__name__)
+    event, error, _ = said["properties"]["data"]["anyOf"]
+    assert event["contentSchema"]["$ref"].endswith("/" + route.event.__name__)
+    assert error["contentSchema"]["$ref"].endswith("/ErrorBody")
 
 
 def test_decoders_survive_the_garbage_collector():

@@ -108,10 +108,11 @@ def _answer(route, schemas: dict[type, dict[str, Any]], status: int = 200) -> di
         kind = route.media_type.partition(";")[0]
         content = {kind: {"schema": {"type": "object" if kind == "application/json" else "string"}}}
     if route.event is not None:
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schemas[route.event]}
+        data = [{"type": "string", "contentMediaType": "application/json", "contentSchema": schemas[one]}
+                for one in (route.event, ErrorBody)]
         content["text/event-stream"] = {"schema": {
-            "description": "Each event. The last one's data is [DONE]; an event with an error ends a stream as well.",
-            "type": "object", "properties": {"data": data}, "required": ["data"]}}
+            "description": "Each event. The last one says [DONE], or what went wrong.",
+            "type": "object", "properties": {"data": {"anyOf": [*data, {"const": "[DONE]"}]}}, "required": ["data"]}}
     return _described(status, content)
 
 
