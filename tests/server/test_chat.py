@@ -219,7 +219,7 @@ def test_a_developer_is_the_system_unless_the_template_knows_one(client, app, tm
     ([{"role": "user", "content": [{"type": "video", "text": "x"}]}], "messages[0].content[0]", "video"),
     ([{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}], "messages[0].tool_calls", "no tools"),
     ([{"role": "assistant", "content": None, "function_call": {"name": "f"}}], "messages[0].function_call", "no tools"),
-    ([{"role": "critic", "content": "x"}], None, "no critics"),
+    ([{"role": "critic", "content": "x"}], "messages", "no critics"),
     ([{"role": "user", "content": "x" * 1100}], "messages", r"11\d\d tokens.*1024"),
 ])
 def test_messages_that_are_refused(client, messages, param, words):

@@ -80,6 +80,24 @@ def test_what_does_not_fit_is_named(client, body, code, param):
     assert param is None or message.startswith(f"{param}: ")
 
 
+@pytest.mark.parametrize("body, said", [
+    ('{"model": "m", "n": 0}', "n: expected `int` >= 1, found 0"),
+    ('{"model": "m", "n": 129}', ", found 129"),
+    ('{"model": "m", "n": "2"}', "got `str`"),
+    ('{"model": "m", "modle": 1}', "is it 'model' that you mean?"),
+    ('{"model": "m", "temprature": 1}', "is it 'temperature' that you mean?"),
+    ("", "the body is empty; send a JSON object"), (" \n", "the body is empty"),
+])
+def test_what_was_found_is_said(client, body, said):
+    assert said in post(client, body).json()["error"]["message"]
+
+
+def test_names_like_nothing_are_not_guessed_at(client):
+    for name in ("zzzz", "model" * 100_000):
+        answer = post(client, '{"model": "m", "' + name + '": 1}')
+        assert answer.status_code == 400 and "you mean" not in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("body", [
     b"", b"{", b'{"model": "m"', b'{"model": "m"} {}', b"model=m", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b'{"model": NaN}',
     b'{"model": "m", "temperature": NaN}', b'{"model": "m", "temperature": Infinity}', b"{'model': 'm'}",

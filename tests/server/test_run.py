@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import re
 import signal
 import socket
 import sys
@@ -51,11 +52,14 @@ def test_the_plan_is_said(server):
                  "7")
     said = one.err.read_text()
     for part in ("chat: ", "labels: ", "context 1,024 tokens", "64.0 MiB", "gpt = chat", "7 requests at a time",
-                 "max tokens in flight 90000", "no API keys", f"http://127.0.0.1:{one.port}"):
+                 "max tokens in flight 90,000", "no API keys", f"http://127.0.0.1:{one.port}"):
         assert part in said, said
     assert "warning" not in said
     listed = httpx.get(one.url + "/v1/models").json()["data"]
     assert {"chat", "labels", "gpt"} <= {model["id"] for model in listed}
+    for model in listed:
+        if model["id"] != "gpt":
+            assert re.search(rf"^{model['id']}: weights .*, context {model['max_model_len']:,} tokens", said, re.M), said
     assert one.stop() == 0 and not listens(one)
     with socket.socket() as probe:  # the next server may listen there at once
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +77,7 @@ def test_a_file_with_keys_and_a_log(server, folders, tmp_path):
     (tmp_path / "keys").chmod(0o644)
     one = server("--config", str(tmp_path / "server.toml"), models=())
     assert "warning" in one.err.read_text() and "chmod o-r" in one.err.read_text()
-    assert "1 API keys" in one.err.read_text() and KEY not in one.log
+    assert "API keys: 1" in one.err.read_text() and KEY not in one.log
     assert httpx.get(one.url + "/v1/models").status_code == 401
     key = {"Authorization": f"Bearer {KEY}"}
     answer = httpx.post(one.url + "/v1/chat/completions", json={**CHAT, "model": "gpt", "max_tokens": 3}, headers=key)
@@ -197,6 +201,9 @@ def test_a_port_that_is_taken(folders, capfd):
     (("CHAT", "--api-key-file", "/nowhere"), "/nowhere"),
     (("CHAT", "--log-file", "/nowhere/log", "--port", "0"), "/nowhere/log"),
     (("CHAT", "--kv-memory", "900TiB", "--port", "0"), "kv_memory may be at most"),
+    (("CHAT", "--host", "192.0.2.1"), "give --host an address of this machine"),
+    (("CHAT", "--max-body", "5"), "--max-body must be from 1.0 KiB to 1.0 GiB, not '5'"),
+    (("CHAT", "--config", "/nowhere.toml"), "--config: '/nowhere.toml' cannot be read: No such file"),
     (("CHAT", "--alias", "x=y", "--port", "0"), "'x' stands for 'y'"),
     (("a=CHAT", "a=CHAT", "--port", "0"), "two models are named 'a'"),
 ])

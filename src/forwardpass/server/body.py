@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from time import perf_counter
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from forwardpass.config import memory_text
 from forwardpass.server.errors import SURROGATE, ApiError, invalid_body
 
 WHOLE_S = 300.0
@@ -20,6 +23,10 @@ ROOM = 256 << 20
 """Bytes of bodies that may be in memory at the same time, at least."""
 EXPLAINED = 1 << 20
 """Bytes of a body that are read a second time to say more about what is wrong: that takes some milliseconds."""
+LONGEST_SHOWN = 60
+"""Characters of a wrong value or name that an error looks at."""
+READ_AGAIN = 64 << 10
+"""Bytes of a wrong body that are read once more, to tell what was found."""
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -85,8 +92,8 @@ def _check_type(request: Request) -> None:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is longer than the {limit} bytes that this server takes; send less at once, or "
-                    "raise --max-body", code="request_too_large")
+    return ApiError(413, f"the body is longer than the {memory_text(limit)} that this server takes; send less at "
+                    "once, or raise --max-body", code="request_too_large")
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder) -> Any:
@@ -94,11 +101,39 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder) -> Any:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise _half_a_character(body) or invalid_body(error) from None
+        raise _half_a_character(body) or _told(invalid_body(error), body, decoder.type) from None
     except UnicodeError as error:
         raise ApiError(400, f"the body must be JSON in UTF-8: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _told(error: ApiError, body: bytes, wanted: Any) -> ApiError:
+    """The same error, with what the decoder does not say: what was found, and which names there are."""
+    if not body.strip():
+        error.message = "the body is empty; send a JSON object"
+    elif error.code == "unknown_field" and len(error.param or "") <= LONGEST_SHOWN:
+        fields = getattr(wanted, "__struct_encode_fields__", ())
+        near = get_close_matches(error.param or "", fields, 1)  # of fields inside others there are none
+        error.message += f"; is it {near[0]!r} that you mean?" if near else ""
+    elif error.code == "invalid_value" and error.param and len(body) <= READ_AGAIN and ", got " not in error.message:
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            error.message += f", found {_shown(_at(json.loads(body), error.param))}"
+    return error
+
+
+def _at(value: Any, path: str) -> Any:
+    """The part of a body that a path such as messages[0].content names."""
+    for name, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        value = value[name] if name and not number else value[int(number)]
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} of them" if value else "none"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 
 def _half_a_character(body: bytes) -> ApiError | None:

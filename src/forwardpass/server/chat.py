@@ -10,7 +10,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from forwardpass.contracts import Piece
-from forwardpass.errors import ParameterError
+from forwardpass.errors import ParameterError, TemplateError
 from forwardpass.server.errors import ApiError
 from forwardpass.server.generation import Answers, Length, check_answers, encoded, fitted, head, parameters, wrong
 from forwardpass.server.logprobs import TokenTexts
@@ -76,7 +76,7 @@ def prompt_ids(model, messages: Sequence[Message], *, add_generation_prompt: boo
         return chat_ids(model.tokenizer, [_plain(model, number, one) for number, one in enumerate(messages)],
                         add_generation_prompt=add_generation_prompt is not False,
                         continues=bool(continue_final_message), **(variables or {}))
-    except ParameterError as error:
+    except (ParameterError, TemplateError) as error:
         raise ApiError(400, str(error), code="invalid_value", param="messages") from None
 
 

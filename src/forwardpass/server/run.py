@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -14,6 +15,7 @@ import sys
 import threading
 from time import perf_counter
 
+from forwardpass.config import memory_text as size
 from forwardpass.errors import ParameterError
 from forwardpass.server.keys import read_keys
 from forwardpass.server.logs import RequestLog
@@ -111,25 +113,34 @@ def bind(settings: Settings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ParameterError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port, or end "
-                             "what uses it") from None
+        raise ParameterError(f"cannot listen on {host} port {port}: {error.strerror}{_advice(error, port)}") from None
     return listener
+
+
+def _advice(error: OSError, port: int) -> str:
+    """What to do about an address that cannot be had."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "; give --host an address of this machine, or 0.0.0.0 for all of them"
+    if error.errno == errno.EACCES:
+        return f"; {port} is reserved to the system: choose a --port from 1024"
+    return "; choose another --port, or end what uses it"
 
 
 def say(app, address: tuple, seconds: float) -> None:
     """The plan, on standard error: what is served, what it takes, where, to whom."""
     settings, lines = app.settings, list(app.host.plan.lines())
     for name, model in app.host.models.items():
-        lines.append(f"{name}: {model.spec.family}, dtype {model.dtype}, keys and values {model.kv_dtype}; it can "
+        kept = f", keys and values {model.kv_dtype}" if model.network.groups else ""
+        lines.append(f"{name}: {model.spec.family}, dtype {model.dtype} (computes in {model.arithmetic}){kept}; it can "
                      f"{', '.join(model.tasks)}")
     for alias, name in app.host.aliases.items():
         lines.append(f"alias {alias} = {name}")
-    limits = [f"{settings.max_requests} requests at a time", f"bodies of {settings.max_body} bytes"]
-    limits += [f"{name.replace('_', ' ')} {value}" for name in
+    limits = [f"{settings.max_requests} requests at a time", f"bodies of {size(settings.max_body)}"]
+    limits += [f"{name.replace('_', ' ')} {value:,}" for name in
                ("max_tokens_in_flight", "max_tokens_per_key", "max_tokens_per_request")
                if (value := getattr(settings, name)) is not None]
     lines.append("limits: " + ", ".join(limits))
-    keys = "no API keys: everybody who can connect may ask" if app.keys is None else f"{len(app.keys.keys)} API keys"
+    keys = "no API keys: everybody who can connect may ask" if app.keys is None else f"API keys: {len(app.keys.keys)}"
     lines.append(f"access: {keys}; pages of other origins: {', '.join(settings.cors_origin) or 'none'}")
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     lines.append(f"ready after {seconds:.2f} s: http://{host}:{address[1]}")

@@ -115,7 +115,9 @@ def _read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ParameterError(f"--config: {path!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise ParameterError(f"{path}: expected a TOML file, found: {error}") from None
     unknown = set(content) - {"server", "models"}
     if unknown:
@@ -229,7 +231,8 @@ def _size(least: int, most: int = MOST):
         except ParameterError as error:
             raise ParameterError(f"{name}: {error}") from None
         if not least <= size <= most:
-            raise ParameterError(f"{name} must be from {least} to {most} bytes, not {value!r}")
+            raise ParameterError(f"{name} must be from {config.memory_text(least)} to {config.memory_text(most)}, not "
+                                 f"{value!r}")
         return size
 
     return check
@@ -285,7 +288,7 @@ def _agree(settings: Settings) -> None:
     """What is right by itself may contradict the rest."""
     if not settings.models:
         raise ParameterError("serve needs a model: name it, as in `forwardpass serve smollm2-135m`, or give a "
-                             "[models.NAME] section in the file of --config")
+                             "[models.NAME] section in the file of --config; `forwardpass models` lists the catalogue")
     if settings.max_tokens_per_key is not None and settings.api_key_file is None:
         raise ParameterError("max-tokens-per-key needs api-key-file: without keys nobody can be told apart")
     above = settings.max_tokens_in_flight

@@ -12,6 +12,7 @@ from forwardpass.config import memory_text as size
 from forwardpass.contracts import PAGE
 from forwardpass.errors import CapacityError, ParameterError
 from forwardpass.scheduler.scheduler import STEP_TOKENS
+from forwardpass.tasks.texts import longest_text
 
 KV_SHARE = 0.5
 """Part of the memory that is free beside the weights that the KV cache gets unless somebody says otherwise."""
@@ -57,7 +58,7 @@ def _line(one: ModelPlan) -> str:
     said = f"{one.name}: weights {size(one.weights)}, context {one.context:,} tokens; KV cache: "
     if not one.token_bytes:
         return said + "none, it only reads"
-    contexts = f"{one.full:,} full contexts" if one.full else f"not one full context: texts of {one.tokens:,} at most"
+    contexts = f"full contexts: {one.full:,}" if one.full else f"not one full context: texts of {one.tokens:,} at most"
     return f"{said}{one.token_bytes:,} bytes a token, room for {one.tokens:,} tokens, {contexts}"
 
 
@@ -98,8 +99,17 @@ def _wanted(kv_memory: int | str) -> int:
         raise ParameterError(f"kv_memory: {error}") from None
 
 
+def _context(model: Any) -> int:
+    """Tokens of a model's longest text: what continues texts has its positions, what reads them the limit of its
+    files, which may be less."""
+    spec = model.spec
+    if model.tokenizer is None or (model.network.groups and not spec.encoder):
+        return spec.max_position_embeddings
+    return longest_text(spec, model.settings, model.tokenizer)
+
+
 def _plan(name: str, model: Any, kv: int) -> ModelPlan:
-    network, context = model.network, model.spec.max_position_embeddings
+    network, context = model.network, _context(model)
     blocks = network.block_bytes()
     each = sum(blocks)
     if not each:
