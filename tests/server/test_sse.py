@@ -9,7 +9,7 @@ import pytest
 
 import scripted
 from forwardpass.server.schemas_generation import ChatChunk, TextChunk
-from forwardpass.server.sse import COMMENT, EventStream, Wire
+from forwardpass.server.sse import COMMENT, EventStream, Wire, one_line_each
 
 SPLIT = "ď猫🌶 x\N{REPLACEMENT CHARACTER}!".encode()
 ANSWERS = {
@@ -350,3 +350,11 @@ def test_a_deadline_ends_a_stream_with_an_error(script, script_host):
     finally:
         gate.set()
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+def test_no_character_of_a_text_ends_a_line():
+    """Clients that split texts at every kind of line end, as str.splitlines does, still see whole events."""
+    text = "a\u0085b\u2028c\u2029d é猫\n\r"
+    data = one_line_each([b"data: ", msgspec.json.encode(text), b"\n\n"]).decode()
+    line, rest = data.splitlines()
+    assert msgspec.json.decode(line.removeprefix("data: ")) == text and rest == ""

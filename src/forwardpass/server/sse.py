@@ -128,14 +128,27 @@ class EventStream(Response):
                 for request, number, piece in batch:
                     events.take(request, number, piece, out)
                 if out:
-                    await wire.send(b"".join(out))
+                    await wire.send(one_line_each(out))
                     out.clear()
             events.end(out)
-            await wire.send(b"".join(out), last=True)
+            await wire.send(one_line_each(out), last=True)
         finally:
             wire.close()
             answers.cancel()
             answers.note()
+
+
+SPLITTING = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def one_line_each(events: list[bytes]) -> bytes:
+    """Events joined. Characters that end a line for many clients, though not for the standard, are written as escapes:
+    they stand only inside of JSON's strings."""
+    data = b"".join(events)
+    if not data.isascii():
+        for character, escape in SPLITTING:
+            data = data.replace(character, escape)
+    return data
 
 
 class Wire:
