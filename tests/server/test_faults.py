@@ -85,8 +85,8 @@ class Asked:
             self.expected.append([(one.text, one.finish_reason, one.logprobs) for one in done])
             model.engine.prefixes.clear()
 
-    async def all(self, client, event=None) -> list:
-        """What came of each. event: set once something has begun."""
+    async def all(self, client) -> list:
+        """What came of each."""
         return await asyncio.gather(*(fetch(client, path, body) for path, body in self.bodies))
 
     def exact(self, number: int, got) -> bool:
@@ -150,7 +150,7 @@ def test_a_step_that_raises(server, own, asked, monkeypatch, kind):
     for number, got in enumerate(run_with(server, asked, fault)):
         if not asked.exact(number, got):
             assert asked.bodies[number][1]["model"] == "one"
-            assert "the engine failed in a step" in got.end or "secret" not in got.end, got.end
+            assert "failed" in got.end and "secret" not in got.end, got.end
             assert got.status == 500 or asked.bodies[number][1]["stream"]
             failed += 1
     assert failed and own.driver.restarts == 0
@@ -179,7 +179,7 @@ def test_a_stepping_thread_that_dies_between_steps(server, own, asked, monkeypat
     alive(server, own, asked)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_stepping_thread_that_is_hit_anywhere(server, own, asked, seed):
     """An exception out of nowhere, as a debugger or the system may throw one into a thread: those whom it hits are
     told, everybody else's answers are exact, and none is lost."""

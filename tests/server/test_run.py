@@ -58,8 +58,8 @@ def test_the_plan_is_said(server):
     assert {"chat", "labels", "gpt"} <= {model["id"] for model in listed}
     for model in listed:
         if model["id"] != "gpt":
-            line = rf"^{model['id']}: weights .*, context {model['max_model_len']:,} tokens"
-            assert re.search(line, said, re.M), said
+            plan = rf"^{model['id']}: weights .*, context {model['max_model_len']:,} tokens"
+            assert re.search(plan, said, re.M), said
     assert one.stop() == 0 and not listens(one)
     with socket.socket() as probe:  # the next server may listen there at once
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -347,8 +347,8 @@ def test_an_empty_message_can_be_continued(byte_tokenizer, content):
 
 
 def test_a_message_of_no_parts_can_be_continued(byte_tokenizer):
-    template = ("{% for m in messages %}[{{ m.role }}]"
-                "{% for part in m.content %}{{ part['text'] }}{% endfor %}{% endfor %}")
+    template = ("{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part['text'] }}{% endfor %}"
+                "{% endfor %}")
     ids = chat_ids(byte_tokenizer(template=template), [{"role": "assistant", "content": []}], continues=True)
     assert ids == [*b"[assistant]"]
 
