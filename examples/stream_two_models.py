@@ -1,6 +1,6 @@
-"""Two models of one server answer at once, through OpenAI's client.
+"""The models of one server that can chat answer at once, through OpenAI's client.
 
-    forwardpass serve smollm2-135m gemma3-270m           # in one terminal
+    forwardpass serve smollm2-135m qwen2.5-coder-0.5b    # in one terminal
     pip install openai
     python examples/stream_two_models.py                 # in another
 """
@@ -24,7 +24,7 @@ async def ask(client: AsyncOpenAI, model: str) -> None:
 
 async def main() -> None:
     async with AsyncOpenAI(base_url=URL, api_key="none") as client:
-        models = [model.id async for model in client.models.list()]
+        models = [model.id async for model in client.models.list() if "chat" in model.tasks]
         await asyncio.gather(*(ask(client, model) for model in models))
 
 

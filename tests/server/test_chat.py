@@ -245,6 +245,14 @@ def test_templates_that_refuse_or_misbehave(app, tmp_path, template, messages):
     host.close()
 
 
+def test_a_message_without_content_is_named_where_the_template_needs_it(app, tmp_path):
+    template = "{% for one in messages %}{{ one['content'] + '.' }}{% endfor %}"
+    host = scripted.ScriptHost({"chat": scripted.model(lambda text: 70, tmp_path / "m", template=template)})
+    error = app(host=host).post(PATH, ask([*HELLO, {"role": "user"}])).json()["error"]
+    assert error["param"] == "messages[1].content" and "expected text, found none" in error["message"]
+    host.close()
+
+
 def test_the_last_message_is_continued(client, model):
     begun = [*HELLO, {"role": "assistant", "content": "It is an"}]
     ids = chat_ids(model.tokenizer, begun, continues=True)

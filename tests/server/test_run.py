@@ -6,9 +6,11 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -58,8 +60,8 @@ def test_the_plan_is_said(server):
     assert {"chat", "labels", "gpt"} <= {model["id"] for model in listed}
     for model in listed:
         if model["id"] != "gpt":
-            plan = rf"^{model['id']}: weights .*, context {model['max_model_len']:,} tokens"
-            assert re.search(plan, said, re.M), said
+            context = f"context {model['max_model_len']:,} tokens"
+            assert re.search(rf"^{model['id']}: weights .*, {context}", said, re.M), said
     assert one.stop() == 0 and not listens(one)
     with socket.socket() as probe:  # the next server may listen there at once
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,6 +69,15 @@ def test_the_plan_is_said(server):
     assert "Traceback" not in one.log
     records = [json.loads(line) for line in one.out.read_text().splitlines()]
     assert records[-1]["path"] == "/v1/models" and records[-1]["status"] == 200
+
+
+def test_the_example_streams_from_every_model_that_can_chat(server, folders):
+    one = server("--alias", "other=chat")
+    example = Path(__file__).parents[2] / "examples" / "stream_two_models.py"
+    told = subprocess.run([sys.executable, example, one.url + "/v1"], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert {line.split(":")[0] for line in told.stdout.splitlines()} == {"chat", "other"}  # and not "labels"
+    assert one.stop() == 0
 
 
 def test_a_file_with_keys_and_a_log(server, folders, tmp_path):

@@ -77,7 +77,11 @@ def prompt_ids(model, messages: Sequence[Message], *, add_generation_prompt: boo
                         add_generation_prompt=add_generation_prompt is not False,
                         continues=bool(continue_final_message), **(variables or {}))
     except (ParameterError, TemplateError) as error:
-        raise ApiError(400, str(error), code="invalid_value", param="messages") from None
+        silent = next((number for number, one in enumerate(messages) if one.content is None), None)
+        if silent is None or not isinstance(error, TemplateError):
+            raise ApiError(400, str(error), code="invalid_value", param="messages") from None
+        where = f"messages[{silent}].content"
+        raise ApiError(400, f"{where}: expected text, found none: {error}", code="invalid_value", param=where) from None
 
 
 def _plain(model, number: int, message: Message) -> dict[str, Any]:
