@@ -84,12 +84,15 @@ def test_pictures_are_of_these_numbers(plots):
     """Each is small, is shown by a page, and carries the hash of what the code says now."""
     shown = {(path.parent / name).resolve() for path in PAGES
              for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text("utf-8"))}
-    assert shown == set(plots.IMAGES.iterdir()) == {plots.IMAGES / name for name in plots.PICTURES}
-    for name, (numbers, _, _) in plots.PICTURES.items():
+    serving = script("plot_serving")
+    digests = {name: (plots.digest(numbers()), "plot_positions") for name, (numbers, _, _) in plots.PICTURES.items()}
+    digests[serving.PICTURE] = serving.digest(serving.result()), "plot_serving"
+    assert shown == set(plots.IMAGES.iterdir()) == {plots.IMAGES / name for name in digests}
+    for name, (digest, made_by) in digests.items():
         raw = (plots.IMAGES / name).read_bytes()
         assert raw.startswith(b"\x89PNG") and len(raw) < 100_000
         noted = re.search(rb"tEXt" + plots.NOTE.encode() + rb"\0([0-9a-f]{64})", raw)
-        assert noted and noted[1].decode() == plots.digest(numbers()), f"{name}: run python docs/plot_positions.py"
+        assert noted and noted[1].decode() == digest, f"{name}: run python docs/{made_by}.py"
 
 
 def test_wavelengths(plots):
