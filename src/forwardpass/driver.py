@@ -72,7 +72,8 @@ class Driver:
 
     def close(self) -> None:
         """Detach all engines and end the thread. Closing twice is harmless."""
-        self._closed = True
+        with self._lock:  # whoever attaches an engine or starts a thread meanwhile has done so, or sees this
+            self._closed = True
         for engine in self._engines:
             self.detach(engine)
         self.wake()
@@ -87,7 +88,7 @@ class Driver:
             self._bell.put(None)
         if not self.alive and not self._closed and self._lock.acquire(blocking=False):
             try:
-                if not self.alive:
+                if not self.alive and not self._closed:
                     self._start()
             finally:
                 self._lock.release()
@@ -98,12 +99,16 @@ class Driver:
         logged(what, error)
 
     def _start(self) -> None:
-        before = 0
-        if self._thread is not None:
-            self.restarts += 1
-            before = self._thread.ident
-        self._thread = threading.Thread(target=self._run, args=(before,), name="forwardpass-driver", daemon=True)
-        self._thread.start()
+        """With the lock held."""
+        before = self._thread
+        number = 0 if before is None else before.ident
+        self._thread = threading.Thread(target=self._run, args=(number,), name="forwardpass-driver", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # no threads left: the next one that rings tries again
+            self._thread = before
+            raise
+        self.restarts += before is not None
 
     def _run(self, before: int) -> None:
         """What the thread does. It never ends of its own; if something ends it, another one takes its place."""
@@ -120,7 +125,8 @@ class Driver:
             if not self._closed:
                 sleep(RESTART_S)
                 with self._lock:
-                    self._start()
+                    if not self._closed:
+                        self._start()
 
     def _look(self) -> bool:
         """Whether it was closed. Who rang before this is served by the next round, who rings from now on by the one

@@ -742,3 +742,25 @@ def test_stats_count_what_was_done():
         assert sum(histogram.counts) == stats.steps and histogram.total >= 0
         assert len(histogram.counts) == len(histogram.edges) + 1
     assert stats.batch.total == 5 + 3 and stats.kv_size == engine.cache.size
+
+
+def test_a_thread_that_does_not_start_is_tried_again(monkeypatch):
+    """By whoever rings next; and closing ends what there is."""
+    engine = make(ending)
+    driver = Driver()
+    start_thread = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "forwardpass-driver":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError):
+        driver.attach(engine)
+    assert not driver.alive and driver.restarts == 0
+    monkeypatch.undo()
+    driver.wake()
+    assert driver.alive and driver.restarts == 0
+    driver.close()
+    assert not driver.alive and engine.driver is None

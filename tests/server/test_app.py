@@ -45,6 +45,7 @@ def test_probes_and_versions(client):
 
 def test_not_ready_without_a_stepping_thread(app, host, monkeypatch):
     monkeypatch.setattr(type(host.driver), "alive", property(lambda self: False))
+    monkeypatch.setattr(host.driver, "wake", lambda: None)  # would start another beside the one that does run
     client = app()
     answer = client.get("/health")
     assert answer.status_code == 503 and "thread" in answer.json()["status"]
@@ -140,7 +141,7 @@ def test_a_models_path_is_not_shown(app, folders):
 def test_an_error_within_a_stream_is_its_last_event(app):
     async def events():
         yield b"data: 1\n\n"
-        raise BusyError("no more")
+        raise BusyError("no\u2028more")
 
     async def handler(call, body):
         return StreamingResponse(events(), media_type="text/event-stream")
@@ -148,7 +149,9 @@ def test_an_error_within_a_stream_is_its_last_event(app):
     answer = app(routes=route(handler)).post("/ask", {})
     first, last, rest = answer.content.split(b"\n\n")
     assert answer.status_code == 200 and first == b"data: 1" and rest == b""
-    assert msgspec.json.decode(last.removeprefix(b"data: "))["error"]["code"] == "engine_overloaded"
+    error = msgspec.json.decode(last.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["message"]) == ("engine_overloaded", "no\u2028more")
+    assert last.decode().splitlines() == [last.decode()]
 
 
 def test_an_error_before_a_stream_begins_keeps_its_status(app):
@@ -321,7 +324,7 @@ def test_bodies_have_a_limit_however_they_come(app):
     assert client.run(send(20)).json() == {"said": "2000"}
     for answer in (client.run(send(21)), client.post("/ask", {"text": "x" * 2040}),
                    client.run(send(1, **{"content-length": "99999999999999999999999999"}))):
-        assert answer.status_code == 413 and "2048 bytes" in answer.json()["error"]["message"]
+        assert answer.status_code == 413 and "2.0 KiB" in answer.json()["error"]["message"]
     assert client.app.bodies.left == room
 
 

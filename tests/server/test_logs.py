@@ -150,6 +150,20 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(monkeypatch):
     os.close(reader)
 
 
+def test_long_lines_that_wait_are_bounded_in_bytes(monkeypatch):
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        log = RequestLog("-")
+        for _ in range(100):
+            log.write({"text": "x" * (1 << 20)})
+        assert 100 - 33 <= log.errors <= 100 - 31
+        threading.Thread(target=_drain, args=(reader,), daemon=True).start()
+        log.close()
+        assert not log._thread.is_alive()
+    os.close(reader)
+
+
 def _drain(reader):
     try:
         while os.read(reader, 1 << 16):

@@ -65,7 +65,7 @@ def test_a_conversation_as_chat_reads_it(reading, shelf):
 @pytest.mark.parametrize(("change", "param", "said"), [
     ({"prompt": "a"}, "prompt", "either prompt or messages"), ({"messages": None}, "prompt", "either"),
     ({"messages": []}, "messages", ">= 1"), ({"messages": [{"content": "a"}]}, "messages[0].role", "required"),
-    ({"messages": [{"role": "critic", "content": "a"}]}, None, "no critics"),
+    ({"messages": [{"role": "critic", "content": "a"}]}, "messages", "no critics"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "image_url"),
     ({"add_special_tokens": True}, "add_special_tokens", "belongs to a prompt"),
     ({"model": "labels"}, "model", "cannot chat"), ({"model": "translator"}, "model", "cannot chat"),

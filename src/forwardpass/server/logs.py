@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-WAITING = 4096
-"""Lines that wait for a target that takes none. What comes then is lost and counted."""
+WAITING, WAITING_BYTES = 4096, 32 << 20
+"""Lines, and bytes of them, that wait for a target that takes none. What comes then is lost and counted."""
 CLOSE_S = 2.0
 BATCH = 256
 
@@ -29,6 +29,7 @@ class RequestLog:
         self.errors = 0
         self._lines: queue.Queue[bytes | None] = queue.Queue(WAITING)
         self._encoder = msgspec.json.Encoder(enc_hook=str)
+        self._queued = self._taken = 0  # bytes ever; each is counted by one thread only
         self._broken_line = False
         self._stale = False
         self._file = self._open()  # a path that cannot be written is an error at the start, not later
@@ -45,7 +46,11 @@ class RequestLog:
     def write(self, record: dict[str, Any]) -> None:
         """Never blocks and never raises."""
         try:
-            self._lines.put_nowait(self._encoder.encode(record) + b"\n")
+            line = self._encoder.encode(record) + b"\n"
+            if self._queued - self._taken + len(line) > WAITING_BYTES:
+                raise queue.Full
+            self._lines.put_nowait(line)
+            self._queued += len(line)
         except Exception:  # full, or something that is no JSON: a line less
             self.errors += 1
 
@@ -82,6 +87,7 @@ class RequestLog:
                 self._reopen()
             if lines:
                 self._put(lines)
+            self._taken += sum(map(len, lines))
         os.close(self._file)
 
     def _reopen(self) -> None:

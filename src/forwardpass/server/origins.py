@@ -51,8 +51,9 @@ class Origins:
             "Access-Control-Max-Age": KEPT_S})
 
     def check(self, request: Request) -> None:
-        """For servers without keys: what a browser sends for a page from elsewhere is refused, even where the page's
-        name was made to lead to this machine, so that no site can use the server of whoever visits it."""
+        """For servers without keys: what a browser sends with the origin of a page from elsewhere is refused, even if
+        that name was made to lead to this machine, so that no site can compute here for whoever visits it. What such a
+        page fetches without sending anything has no origin, and is answered."""
         origin = request.headers.get("origin")
         if origin is None or self.permits(request) is not None:
             return

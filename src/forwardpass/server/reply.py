@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from starlette.exceptions import HTTPException
 
 from forwardpass.server.errors import ApiError, api_error
+from forwardpass.server.sse import one_line_each
 
 EVENTS = b"text/event-stream"
 
@@ -43,7 +46,8 @@ class Reply:
         if not self.status:
             await said.response()(self.call.request.scope, self.call.receive, self)
         elif self._events:
-            await self({"type": "http.response.body", "body": b"data: " + said.body() + b"\n\n", "more_body": False})
+            event = one_line_each([b"data: ", said.body(), b"\n\n"])
+            await self({"type": "http.response.body", "body": event, "more_body": False})
         else:  # uvicorn logs what it gets, and the error's message may have somebody's words in it
             raise RuntimeError(f"the answer to {self.call.id} broke off after it had begun; the log says why") from None
 
@@ -58,6 +62,8 @@ class Reply:
 
     def _without_paths(self, message: str) -> str:
         """Messages of the library name a model by its path, which is nothing that a client should see."""
-        for name, model in self.call.host.models.items():
-            message = message.replace(str(model.path), name)
+        paths = {str(model.path): name for name, model in self.call.host.models.items()}
+        for path in sorted(paths, key=len, reverse=True):  # one may begin like another
+            if os.sep in path:
+                message = message.replace(path, paths[path])
         return message
