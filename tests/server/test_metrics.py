@@ -28,7 +28,15 @@ def value(found, name, **labels):
 
 def grown(before, after, name, **labels):
     key = ("forwardpass_" + name, *sorted(labels.items()))
-    return after.get(key, 0) - before.get(key, 0)
+    return after[key] - before.get(key, 0)
+
+
+def test_the_time_between_tokens_is_counted_for_each(client):
+    before = read(client)
+    client.app.metrics.next_tokens("chat", 0.06, 3)
+    after = read(client)
+    assert grown(before, after, "inter_token_seconds_count", model="chat") == 3
+    assert grown(before, after, "inter_token_seconds_sum", model="chat") == pytest.approx(0.06)
 
 
 def test_a_chat_is_counted(client):
@@ -48,7 +56,8 @@ def test_a_chat_is_counted(client):
     assert more("request_duration_seconds_count", route=route) == 2
     assert more("request_duration_seconds_sum", route=route) > 0
     assert more("time_to_first_token_seconds_count", model="chat") == 2
-    assert more("inter_token_seconds_count", model="chat") <= 16  # tokens that come together have no time between them
+    between = ("forwardpass_inter_token_seconds_count", ("model", "chat"))
+    assert after.get(between, 0) - before.get(between, 0) <= 16  # tokens that come together have no time between them
     assert more("engine_generated_total", model="chat") == 18
     assert more("engine_steps_total", model="chat") >= 9
     assert more("engine_rows_total", model="chat") >= 18
