@@ -2,6 +2,14 @@
 
 A program is a list of fused operations over named row buffers, float32 [rows, width]. It does not know how many rows
 or sequences a run will bring. `models/blocks.py` records one program a stage; a run is one call.
+
+A buffer lies in a space, which says how many rows it has in a run:
+    0            level 0, the rows of the run: tokens, or the pixels of images, row by row, one image after the other
+    1, 2, ...    level l, images halved l times: ceil(height / 2^l) * ceil(width / 2^l) rows each
+    IMAGES       one row for each sequence
+    CONTEXT      rows of other texts, those of each sequence side by side, any number (also 0)
+A sequence is a text or an image. Channels of a pixel are the columns of its row. An operation works on the rows of its
+`out`; other buffers lie in the same space unless it says otherwise. No row depends on other sequences.
 """
 
 from __future__ import annotations
@@ -15,13 +23,21 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """A norm ready to run. kind: "rms" or "layer"; weight, bias: float32 [width], bias or None."""
+    """A norm ready to run. weight, bias: float32 [width], or None for 1 and 0.
+
+    kind: "rms"; "layer"; "scale", x * weight + bias without any statistics.
+    """
 
     kind: str
     eps: float
-    weight: np.ndarray
+    weight: np.ndarray | None
     bias: np.ndarray | None = None
 
+
+IMAGES = -1
+"""The space of buffers with one row for each sequence."""
+CONTEXT = -2
+"""The space of buffers that hold rows of contexts, which images attend to."""
 
 Linear = tuple[Any, np.ndarray | None]
 """A packed matrix and its bias."""
@@ -33,7 +49,7 @@ class Program(Protocol):
     label: what a report calls the operation; operations with the same label are added up.
     """
 
-    def buffer(self, width: int) -> int: ...
+    def buffer(self, width: int, space: int = 0) -> int: ...
 
     def embed(self, out: int, table: Any, *, scale: float = 1.0, label: str) -> None:
         """out[row] = scale * table[token id of the row]."""
@@ -62,7 +78,48 @@ class Program(Protocol):
         """In place, y = softcap * tanh(y * scale / softcap), or y * scale where softcap is 0."""
 
     def gather(self, source: int, out: int, *, label: str) -> None:
-        """out[i] = source[wanted[i]]."""
+        """out[i] = source[wanted[i]]. Both of level 0."""
+
+    def modulate(self, source: int, out: int, norm: NormWeights | None, *, by: int, shift: int, scale: int,
+                 label: str) -> None:
+        """out = norm(source) * (1 + by[s, scale : scale + width]) + by[s, shift : shift + width], s the row's sequence.
+
+        by: a buffer of IMAGES; shift, scale: where in it the columns begin. out: of any level; source may be out.
+        """
+
+    def add_gated(self, source: int, out: int, *, by: int, gate: int, label: str) -> None:
+        """out += by[s, gate : gate + width] * source, s the row's sequence. by: a buffer of IMAGES."""
+
+    def add_rows(self, out: int, *, by: int, column: int, label: str) -> None:
+        """out += by[s, column : column + width], s the row's sequence. by: a buffer of IMAGES."""
+
+    def activate(self, source: int, out: int, activation: str, *, label: str) -> None:
+        """out = activation(source), element by element; source may be out."""
+
+    def copy(self, source: int, out: int, *, column: int = 0, add: np.ndarray | None = None, label: str) -> None:
+        """out[:, column : column + width of source] = source + add, float32 [width of source]; no other column changes.
+
+        Several of them put channels side by side.
+        """
+
+    def conv(self, source: int, out: int, linear: Linear, *, size: int, stride: int = 1, upsample: bool = False,
+             padding: str = "same", mode: str = "store", activation: str | None = None, label: str) -> None:
+        """A convolution of images, size * size pixels (1, 3, 5 or 7), zeros outside.
+
+        linear: ([out width, size * size * source width], bias): columns are [y][x][channel] of the window.
+        stride: 1, or 2 where `out` lies one level below `source` (its number is one more).
+        padding: "same": size // 2 pixels on all sides; "end" (stride 2): none before, size - 2 after.
+        upsample: source lies one level below `out`, whose pixel (y, x) then is source's (y // 2, x // 2); the
+        convolution follows, with stride 1.
+        mode "store": out = act(y);  "add": out += y.
+        """
+
+    def group_norm(self, source: int, out: int, *, groups: int, norm: NormWeights, activation: str | None = None,
+                   label: str) -> None:
+        """out = act(norm(source)): mean and variance over all pixels of an image and the channels of a group.
+
+        norm: kind "layer"; weight and bias are those of each channel. out: of any level; source may be out.
+        """
 
     def linear(self, source: int, out: int, parts: Sequence[Linear], *, norm: NormWeights | None,
                mode: str = "store", activation: str | None = None, label: str) -> None:
@@ -89,7 +146,7 @@ class Program(Protocol):
     def attention(self, qkv: int, out: int, *, layer: int, num_heads: int, num_kv_heads: int, head_dim: int,
                   scale: float, window: int, kv_dtype: str, rotary: Any | None,
                   alibi: Sequence[float] | None = None, softcap: float = 0.0,
-                  relative_bias: np.ndarray | None = None, group: int = 0, causal: bool = True,
+                  relative_bias: np.ndarray | None = None, group: int = 0, causal: bool = True, own: bool = False,
                   disentangled: tuple[np.ndarray | None, np.ndarray | None, np.ndarray] | None = None,
                   label: str) -> None:
         """Rotate q and k, append k and v to the cache, attend causally to what each row may see.
@@ -99,6 +156,8 @@ class Program(Protocol):
         Keys and values lie in the memory of `group`, the layer-th of its layers. Groups are numbered from 0.
         causal=False: a row sees all of its text, or with a window what is less than `window` away on either side.
         Nothing is kept, so `layer` and `group` mean nothing, and the arithmetic is that of a cache of kv_dtype.
+        own=True: nothing is kept either, and with causal=True each row sees itself and the rows of its text before it.
+        Buffers may be of any level where nothing is kept; a rotary table wants level 0.
 
         Scores change in this order. disentangled: (keys, queries, index), without causality and with as many heads of
         keys as of queries. index: int32 [2 n + 1], the number of the vectors for each distance, the key's position -
@@ -118,16 +177,32 @@ class Program(Protocol):
         """Rows [num_heads, head_dim] of queries attend to what `store` put into the group: all `sources` tokens of the
         sequence's source. A group is one of sources in all operations of a program, or in none."""
 
+    def context_attention(self, q: int, kv: int, out: int, *, column: int, num_heads: int, head_dim: int, scale: float,
+                          kv_dtype: str, label: str) -> None:
+        """Rows [num_heads, head_dim] of queries, of any level, attend to all context rows of their sequence; a sequence
+        without any gets zeros.
+
+        kv: a buffer of CONTEXT: keys [num_heads, head_dim] from `column` on, values behind them. The arithmetic is that
+        of a cache of kv_dtype.
+        """
+
     def run(self, rows: int, *, ids: np.ndarray | None = None, positions: np.ndarray | None = None,
             wanted: np.ndarray | None = None, starts: np.ndarray | None = None, past: np.ndarray | None = None,
             tables: np.ndarray | None = None, memory: Sequence[Any] = (),
             bound: Sequence[tuple[int, np.ndarray]] = (), regime: np.ndarray | None = None,
             lengths: np.ndarray | None = None, types: np.ndarray | None = None,
-            sources: np.ndarray | None = None) -> None:
-        """bound: (buffer, float32 [rows, width]) pairs that the caller owns. Index arrays are int32.
+            sources: np.ndarray | None = None, sizes: np.ndarray | None = None,
+            context_starts: np.ndarray | None = None) -> None:
+        """rows: of level 0.  bound: (buffer, float32 [rows of its space, width]) pairs that the caller owns.
+
+        Index arrays are int32.
 
         types: token types, 0 if absent.
-        starts: [sequences + 1], where each sequence begins, and the number of rows; for every attention.
+        starts: [sequences + 1], where each sequence begins, and the number of rows; for every attention, and for
+        programs that use another space than level 0. With sizes it may be left out.
+        sizes: [sequences, 2], height and width of each sequence at level 0; for programs that use other levels, and for
+        convolutions.
+        context_starts: [sequences + 1], where each sequence's context rows begin, and their number.
         memory, past, tables: for programs that have groups. memory: the KV memory of each group;  past: [sequences],
         tokens that are cached already;  tables: int32 [groups, sequences, blocks], block numbers in order of position.
         Those that no row can see any more may be -1: they are not read. Sequences may share blocks, but not those that
