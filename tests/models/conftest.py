@@ -42,6 +42,8 @@ def load_rows(checkpoint, source):
         array = dequantize(info.type, source.data(info.name), tuple(info.shape))
         if row.stack:
             array = array.reshape(-1, *array.shape[2:])
+        if row.transform == "pixels":
+            array = array.transpose(0, 2, 3, 1)
         if row.transform == "transpose":
             array = array.T
         if row.rows:

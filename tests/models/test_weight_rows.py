@@ -256,6 +256,24 @@ def test_a_table_of_relative_biases_stays_as_it_is(tools):
         load_weights(Checkpoint(GENERATES, tuple(match([row], broken)), ()), broken, "auto", native.NativeBackend(1))
 
 
+def test_the_weights_of_a_convolution_become_rows_of_pixels(tools):
+    """Column (y * kernel + x) * channels + c of a row is stored at [c][y][x]."""
+    stored = numbered(5, 3 * 2 * 2).reshape(5, 3, 2, 2)
+    row = WeightRow("patches.weight", ("x",), (5, 12), "pixels", kernel=2)
+    assert row.source_shape == (5, 3, 2, 2)
+    source, backend = tools.FakeSource("safetensors", {"x": stored}), native.NativeBackend(1)
+    weights = load_weights(Checkpoint(GENERATES, tuple(match([row], source)), ()), source, "float32", backend).weights()
+    program = backend.program()
+    a, b = program.buffer(12), program.buffer(5)
+    program.linear(a, b, [weights.linear("patches")], norm=None, label="x")
+    out = np.empty((12, 5), np.float32)
+    program.run(12, bound=[(a, np.eye(12, dtype=np.float32)), (b, out)])
+    expected = [[stored[n, c, y, x] for n in range(5)] for y in range(2) for x in range(2) for c in range(3)]
+    assert np.array_equal(out, np.array(expected, np.float32))
+    with pytest.raises(ModelFileError, match=r"expected \[5, 3, 2, 2\], found \[5, 3, 4\]"):
+        match([row], tools.FakeSource("safetensors", {"x": stored.reshape(5, 3, 4)}))
+
+
 @pytest.fixture
 def arrays(tiny):
     made = tiny("llama")

@@ -55,7 +55,7 @@ class Weights:
         if spec is None:
             return None
         bias = self.vectors[name + ".bias"] if spec.bias else None
-        return NormWeights(spec.kind, spec.eps, self.vectors[name + ".weight"], bias)
+        return NormWeights(spec.kind, spec.eps, self.vectors[name + ".weight"] if spec.weight else None, bias)
 
     def encoder(self) -> Weights:
         """Those of an encoder-decoder's encoder; its token table may be the decoder's."""

@@ -161,9 +161,10 @@ def _pack(place: Place, source: Source, backend: native.NativeBackend, out: np.n
     one, row = place.bound, place.bound.row
     raw = source.data(one.info.name)
     n, k = row.shape
-    if row.transform == "transpose":
+    if row.transform in ("transpose", "pixels"):
         element = {4: np.uint32, 2: np.uint16}[one.info.nbytes // math.prod(one.info.shape)]
-        stored = np.frombuffer(raw, element).reshape(row.source_shape).T
+        stored = np.frombuffer(raw, element).reshape(row.source_shape)
+        stored = stored.T if row.transform == "transpose" else stored.transpose(0, 2, 3, 1)
         raw = np.ascontiguousarray(row.pick(stored)).reshape(-1).view(np.uint8)
     elif row.rows:
         raw = row.pick(raw.reshape(row.total, -1)).reshape(-1)

@@ -23,11 +23,12 @@ MAX_DISTANCE = 2**16
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """kind "rms": x / rms(x) * w;  kind "layer": (x - mean) / std * w + b."""
+    """kind "rms": x / rms(x) * w;  kind "layer": (x - mean) / std * w + b.  weight: False = there is no w."""
 
     kind: str
     eps: float
     bias: bool = False
+    weight: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,11 @@ class LayerSpec:
 
     cross: attention to the encoder's output, between attention and MLP and with its norm (cross_norm) in the same
     order: queries are made of x, keys and values of the encoder's final hidden states, all of which are seen.
+
+    modulation: of a denoiser, whose norms and branches follow what is known of the picture's step: of each norm
+    x * (1 + scale) + shift is read, and what attention and MLP add is multiplied by a gate. Shift, scale and gate of
+    attention, then of the MLP, are "zero": a product of the layer's own with the condition (adaLN-zero; Peebles & Xie
+    2023);  "single": the model's six, to which the layer adds a table of its own (PixArt; Chen et al. 2024).
     """
 
     attention_norm: NormSpec | None
@@ -172,6 +178,7 @@ class LayerSpec:
     residual_scale: float = 1.0
     cross: AttentionSpec | None = None
     cross_norm: NormSpec | None = None
+    modulation: str = ""
 
 
 TASKS = ("lm", "labels", "tags", "none")

@@ -161,6 +161,11 @@ def _check_layer(layer: LayerSpec) -> None:
                  f"1 to {MAX_EXPERTS} experts of which some are chosen", f"{m.experts.chosen} of {m.experts.count}")
         _require(0 <= m.experts.shared_size <= MAX_SIZE, f"a shared expert of 0 (none) to {MAX_SIZE} columns",
                  m.experts.shared_size)
+    _require(layer.modulation in ("", "zero", "single"), "a modulation that is zero or single, or none",
+             layer.modulation)
+    _require(not layer.modulation or (layer.order == "pre" and not layer.parallel and not layer.post_attention_norm
+                                      and not layer.post_mlp_norm and layer.residual_scale == 1),
+             "modulated layers to have their norms before, and nothing else", "another")
     _require(layer.order in ("pre", "post"), "an order of norms that is pre or post", layer.order)
     _require(layer.order == "pre" or not layer.parallel, "parallel layers to have their norms before", layer.order)
     _require(math.isfinite(layer.residual_scale), "a finite residual scale", layer.residual_scale)
@@ -240,4 +245,5 @@ def _check_norm(norm: NormSpec | None) -> None:
     if norm is None:
         return
     _require(norm.kind in ("rms", "layer"), "a norm of kind rms or layer", norm.kind)
+    _require(norm.weight or not norm.bias, "a bias only of a norm with weights", "one without weights")
     _require(0 < norm.eps < 1, "a norm epsilon between 0 and 1", norm.eps)

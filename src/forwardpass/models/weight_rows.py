@@ -32,10 +32,12 @@ class WeightRow:
 
     sources: names in the checkpoint, the first one present wins.
     transform: "none"; "transpose", stored as [in, out]; "rotary_rows", stored with rotary pairs interleaved in each
-        head: row i of the result is picked row row_order(rows, heads, rotary_dim)[i].
+        head: row i of the result is picked row row_order(rows, heads, rotary_dim)[i]; "pixels", the weights of a
+        convolution, stored as [out, channels, kernel, kernel], whose columns become [kernel, kernel, channels].
     rows: a slice of the source's rows (after "transpose"), of `total` rows in all; None = the whole source.
     period: the slice is taken out of every `period` rows. Example: keys in a matrix of [heads, 3, head_dim] rows are
         rows=slice(head_dim, 2 * head_dim), period=3 * head_dim.
+    kernel: pixels of a side of what "pixels" reorders.
     stack: the stored tensor is [stack, total / stack, k], and rows are counted over its first two axes together; not
         with "transpose".
     add: is added to a vector's values. Example: 1 where a norm is stored as w and 1 + w is meant.
@@ -54,6 +56,7 @@ class WeightRow:
     total: int = 0
     period: int = 0
     stack: int = 0
+    kernel: int = 0
     add: float = 0.0
     optional: bool = False
 
@@ -63,6 +66,8 @@ class WeightRow:
         shape = (self.total, *self.shape[1:]) if self.rows else self.shape
         if self.stack:
             shape = (self.stack, shape[0] // self.stack, *shape[1:])
+        if self.transform == "pixels":
+            return (shape[0], shape[1] // self.kernel**2, self.kernel, self.kernel)
         return shape[::-1] if self.transform == "transpose" else shape
 
     def pick(self, stored: np.ndarray) -> np.ndarray:
@@ -157,7 +162,7 @@ class _Targets(dict[str, tuple[int, ...]]):
             self[name + ".bias"] = shape[:1]
 
     def norm(self, name: str, size: int, norm: NormSpec | None) -> None:
-        if norm:
+        if norm and norm.weight:
             self.linear(name, (size,), norm.bias)
 
 
