@@ -95,7 +95,7 @@ def record_embed(backend, spec: ModelSpec, weights: Weights) -> Recorded:
 def record_layers(backend, spec: ModelSpec, weights: Weights, kv_dtype: str) -> Recorded:
     program = backend.program()
     hidden, out = program.buffer(spec.hidden_size), program.buffer(spec.hidden_size)
-    layers = _Layers(backend, program, hidden, spec, weights, kv_dtype)
+    layers = Layers(backend, program, hidden, spec, weights, kv_dtype)
     for i in range(len(spec.layers)):
         layers.record(i)
     program.norm(hidden, out, weights.norm("final_norm", spec.final_norm), label="norm")
@@ -117,12 +117,19 @@ def record_sources(layers: Recorded, spec: ModelSpec, weights: Weights, kv_dtype
                       kv_dtype=kv_dtype, label="cross_kv")
 
 
-class _Layers:
-    """Records layer after layer onto `program`. hidden: the residual stream's buffer."""
+class Layers:
+    """Records layer after layer onto `program`. hidden: the residual stream's buffer.
 
-    def __init__(self, backend, program: Program, hidden: int, spec: ModelSpec, weights: Weights, kv_dtype: str):
+    space: of all buffers of rows;  modulation: of modulated layers, layer -> (buffer of IMAGES, first of its 6 * width
+    columns);  context: of layers that attend to contexts, (buffer of CONTEXT with keys and values, layer -> column).
+    """
+
+    def __init__(self, backend, program: Program, hidden: int, spec: ModelSpec, weights: Weights, kv_dtype: str, *,
+                 space: int = 0, modulation: Mapping[int, tuple[int, int]] | None = None,
+                 context: tuple[int, Mapping[int, int]] | None = None):
         self.backend, self.program, self.hidden, self.width = backend, program, hidden, spec.hidden_size
         self.spec, self.weights, self.kv_dtype = spec, weights, kv_dtype
+        self.space, self.modulation, self.context = space, modulation or {}, context
         self.groups = cache_groups(spec)
         self.places = places(self.groups)
         self._buffers: dict[tuple[str, int], int] = {}
@@ -135,25 +142,42 @@ class _Layers:
         pre = layer.order == "pre"
         first = self.weights.norm(at + "attention_norm", layer.attention_norm)
         second = self.weights.norm(at + "mlp_norm", layer.mlp_norm)
-        qkv = self._qkv(at, layer.attention, first if pre else None)
+        qkv = self._qkv(at, layer.attention, *self._read(i, 0, first if pre else None, "qkv"))
         if layer.parallel:  # what reads x must do so before anything is added to it
-            inner = self._inner(at, layer, second or first)
+            inner = self._inner(at, layer, self.hidden, second or first)
         mixed = self._attention(at, layer.attention, i, qkv)
-        self._join(mixed, at + "attention.out", layer, at + "post_attention_norm", layer.post_attention_norm, "out")
+        self._join(mixed, at + "attention.out", layer, at + "post_attention_norm", layer.post_attention_norm, "out",
+                   self._gate(i, 0))
         if first and not pre:
             self.program.norm(self.hidden, self.hidden, first, label="out")
         if layer.cross:
             self._cross(at, layer, i)
         if not layer.parallel:
-            inner = self._inner(at, layer, second if pre else None)
-        self._finish_mlp(at, layer, inner)
+            inner = self._inner(at, layer, *self._read(i, 1, second if pre else None, "gate_up"))
+        self._finish_mlp(at, layer, inner, self._gate(i, 1))
         if second and not pre:
             self.program.norm(self.hidden, self.hidden, second, label="experts" if layer.mlp.experts else "down")
+
+    def _read(self, i: int, half: int, norm: NormWeights | None, label: str) -> tuple[int, NormWeights | None]:
+        """(buffer, norm that is still to come) of what attention (0) or MLP (1) of a layer reads."""
+        if i not in self.modulation:
+            return self.hidden, norm
+        by, column = self.modulation[i]
+        branch, shift = self._buffer("branch", self.width), column + 3 * half * self.width
+        self.program.modulate(self.hidden, branch, norm, by=by, shift=shift, scale=shift + self.width, label=label)
+        return branch, None
+
+    def _gate(self, i: int, half: int) -> tuple[int, int] | None:
+        """(buffer, column) of what a modulated layer's branch is multiplied by."""
+        if i not in self.modulation:
+            return None
+        by, column = self.modulation[i]
+        return by, column + (3 * half + 2) * self.width
 
     def _buffer(self, kind: str, width: int) -> int:
         """One buffer for each kind and width, shared by all layers."""
         if (kind, width) not in self._buffers:
-            self._buffers[kind, width] = self.program.buffer(width)
+            self._buffers[kind, width] = self.program.buffer(width, self.space)
         return self._buffers[kind, width]
 
     def _rotary(self, spec: RotarySpec | None) -> Any:
@@ -163,12 +187,12 @@ class _Layers:
                                                        long_inv_freq=spec.long_inv_freq, ntk=ntk)
         return self._rotaries.get(spec)
 
-    def _qkv(self, at: str, a: AttentionSpec, norm: NormWeights | None) -> int:
+    def _qkv(self, at: str, a: AttentionSpec, source: int, norm: NormWeights | None) -> int:
         """Queries, keys and values side by side, ready to be rotated."""
         queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         qkv = self._buffer("qkv", queries + 2 * keys)
         parts = [self.weights.linear(f"{at}attention.{one}") for one in "qkv"]
-        self.program.linear(self.hidden, qkv, parts, norm=norm, label="qkv")
+        self.program.linear(source, qkv, parts, norm=norm, label="qkv")
         if a.clip_qkv:
             self.program.clip(qkv, column=0, width=queries + 2 * keys, limit=a.clip_qkv, label="qkv")
         if a.qk_norm:
@@ -228,20 +252,24 @@ class _Layers:
         return self._relative[matrix, heads]
 
     def _cross(self, at: str, layer: LayerSpec, i: int) -> None:
-        """Attention to what the encoder stored: its group is the last."""
+        """Attention to a context, or to what the encoder stored: its group is the last."""
         a, pre = layer.cross, layer.order == "pre"
         width, norm = a.num_heads * a.head_dim, self.weights.norm(at + "cross_norm", layer.cross_norm)
         q, mixed = self._buffer("cross_q", width), self._buffer("mixed", width)
         self.program.linear(self.hidden, q, [self.weights.linear(at + "cross.q")], norm=norm if pre else None,
                             label="cross_q")
-        self.program.cross_attention(q, mixed, layer=i, group=len(self.groups) - 1, num_heads=a.num_heads,
-                                     num_kv_heads=a.num_kv_heads, head_dim=a.head_dim, scale=a.scale,
-                                     kv_dtype=self.kv_dtype, label="cross")
+        facts = dict(num_heads=a.num_heads, head_dim=a.head_dim, scale=a.scale, kv_dtype=self.kv_dtype, label="cross")
+        if self.context:
+            kv, columns = self.context
+            self.program.context_attention(q, kv, mixed, column=columns[i], **facts)
+        else:
+            self.program.cross_attention(q, mixed, layer=i, group=len(self.groups) - 1, num_kv_heads=a.num_kv_heads,
+                                         **facts)
         self._join(mixed, at + "cross.out", layer, "", None, "cross_out")
         if norm and not pre:
             self.program.norm(self.hidden, self.hidden, norm, label="cross_out")
 
-    def _inner(self, at: str, layer: LayerSpec, norm: NormWeights | None) -> int:
+    def _inner(self, at: str, layer: LayerSpec, source: int, norm: NormWeights | None) -> int:
         """The first half of an MLP: the activations between its products. Of a mixture it is all: the answer, which
         may already be added to the residual stream."""
         m = layer.mlp
@@ -250,16 +278,16 @@ class _Layers:
         inner = self._buffer("inner", m.intermediate_size)
         up = self.weights.linear(at + "mlp.up")
         if m.kind == "gated":
-            self.program.gated(self.hidden, inner, self.weights.linear(at + "mlp.gate"), up, norm=norm,
+            self.program.gated(source, inner, self.weights.linear(at + "mlp.gate"), up, norm=norm,
                                activation=m.activation, label="gate_up")
         else:
-            self.program.linear(self.hidden, inner, [up], norm=norm, activation=m.activation, label="gate_up")
+            self.program.linear(source, inner, [up], norm=norm, activation=m.activation, label="gate_up")
         return inner
 
-    def _finish_mlp(self, at: str, layer: LayerSpec, inner: int) -> None:
+    def _finish_mlp(self, at: str, layer: LayerSpec, inner: int, gate: tuple[int, int] | None) -> None:
         name, norm = at + "post_mlp_norm", layer.post_mlp_norm
         if not layer.mlp.experts:
-            self._join(inner, at + "mlp.down", layer, name, norm, "down")
+            self._join(inner, at + "mlp.down", layer, name, norm, "down", gate)
         elif inner != self.hidden:
             self.program.add_normed(inner, self.hidden, self.weights.norm(name, norm), scale=layer.residual_scale,
                                     label="experts")
@@ -280,14 +308,18 @@ class _Layers:
                              label="experts")
         return out
 
-    def _join(self, source: int, matrix: str, layer: LayerSpec, name: str, norm: NormSpec | None, label: str) -> None:
-        """Add residual_scale * norm(product of source) to the residual stream."""
+    def _join(self, source: int, matrix: str, layer: LayerSpec, name: str, norm: NormSpec | None, label: str,
+              gate: tuple[int, int] | None = None) -> None:
+        """Add residual_scale * norm(product of source) to the residual stream, or the product times a gate."""
         parts = [self.weights.linear(matrix)]
-        if norm is None and layer.residual_scale == 1.0:
+        if norm is None and layer.residual_scale == 1.0 and gate is None:
             self.program.linear(source, self.hidden, parts, norm=None, mode="add", label=label)
             return
         branch = self._buffer("branch", self.width)
         self.program.linear(source, branch, parts, norm=None, label=label)
+        if gate:
+            self.program.add_gated(branch, self.hidden, by=gate[0], gate=gate[1], label=label)
+            return
         self.program.add_normed(branch, self.hidden, self.weights.norm(name, norm), scale=layer.residual_scale,
                                 label=label)
 

@@ -130,7 +130,7 @@ def targets(spec: ModelSpec, prefix: str = "", embedding: bool = True) -> dict[s
     """
     width, narrow = spec.hidden_size, spec.embed_size or spec.hidden_size
     first = narrow if spec.project_last else width
-    out = _Targets()
+    out = Targets()
     if embedding:
         out.linear(EMBEDDING, (spec.vocab_size, narrow))
     if spec.token_types:
@@ -149,13 +149,16 @@ def targets(spec: ModelSpec, prefix: str = "", embedding: bool = True) -> dict[s
     biased = {layer.attention.relative.layer for layer in spec.layers if layer.attention.relative}
     for i, layer in enumerate(spec.layers):
         if weights_of(spec, i) == i:
-            _layer(out, f"layers.{i}.", spec, layer, i in biased)
+            source = spec.encoder.hidden_size if spec.encoder else 0
+            layer_targets(out, f"layers.{i}.", spec.hidden_size, layer, source, i in biased)
     out.norm("final_norm", width, spec.final_norm)
     _head(out, spec, width, narrow)
     return {prefix + name: shape for name, shape in out.items()}
 
 
-class _Targets(dict[str, tuple[int, ...]]):
+class Targets(dict[str, tuple[int, ...]]):
+    """Target -> shape, in the order of adding."""
+
     def linear(self, name: str, shape: tuple[int, ...], bias: bool = False) -> None:
         self[name.removesuffix(".weight") + ".weight"] = shape
         if bias:
@@ -166,8 +169,10 @@ class _Targets(dict[str, tuple[int, ...]]):
             self.linear(name, (size,), norm.bias)
 
 
-def _layer(out: _Targets, at: str, spec: ModelSpec, layer: LayerSpec, biased: bool) -> None:
-    a, m, width = layer.attention, layer.mlp, spec.hidden_size
+def layer_targets(out: Targets, at: str, width: int, layer: LayerSpec, source: int, biased: bool = False) -> None:
+    """Those of a layer of this width, with `at` before their names. source: columns of what its cross-attention makes
+    keys and values of;  biased: it has a table of relative biases of its own."""
+    a, m = layer.attention, layer.mlp
     queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     out.norm(at + "attention_norm", width, layer.attention_norm)
     out.linear(at + "attention.q", (queries, width), a.qkv_bias)
@@ -189,8 +194,8 @@ def _layer(out: _Targets, at: str, spec: ModelSpec, layer: LayerSpec, biased: bo
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         out.norm(at + "cross_norm", width, layer.cross_norm)
         out.linear(at + "cross.q", (queries, width), c.qkv_bias)
-        out.linear(at + "cross.k", (keys, spec.encoder.hidden_size), c.qkv_bias)
-        out.linear(at + "cross.v", (keys, spec.encoder.hidden_size), c.qkv_bias)
+        out.linear(at + "cross.k", (keys, source), c.qkv_bias)
+        out.linear(at + "cross.v", (keys, source), c.qkv_bias)
         out.linear(at + "cross.out", (width, queries), c.out_bias)
     out.norm(at + "mlp_norm", width, layer.mlp_norm)
     for name, size in mlp_widths(m).items():
@@ -203,9 +208,13 @@ def _layer(out: _Targets, at: str, spec: ModelSpec, layer: LayerSpec, biased: bo
         if m.experts.shared_gate:
             out.linear(at + "mlp.shared_gate", (1, width))
     out.norm(at + "post_mlp_norm", width, layer.post_mlp_norm)
+    if layer.modulation == "zero":
+        out.linear(at + "modulation", (6 * width, width), bias=True)
+    elif layer.modulation == "single":
+        out[at + "modulation.table"] = (6 * width,)
 
 
-def _head(out: _Targets, spec: ModelSpec, width: int, narrow: int) -> None:
+def _head(out: Targets, spec: ModelSpec, width: int, narrow: int) -> None:
     head = spec.head
     if head.task == "none":
         return
