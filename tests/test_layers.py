@@ -14,7 +14,7 @@ ORDER = [
     {"__main__"},
     {"cli", "server", "bench"},
     {"tasks"},
-    {"asynchronous", "driver", "engine", "scheduler"},
+    {"asynchronous", "driver", "engine", "stepping", "pictures", "scheduler"},
     {"stages", "explain"},
     {"decoding", "cache"},
     {"models"},

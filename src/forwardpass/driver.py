@@ -1,6 +1,6 @@
 """A thread that steps engines, so that whoever asks only waits: for servers, event loops and several models at once.
 
-Engines with work get a step each in turn. Whatever a step raises ends that engine's requests and nobody else's.
+Steppings with work get a step each in turn. Whatever a step raises ends that engine's requests and nobody else's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from weakref import WeakSet
 
-from forwardpass.engine import Engine
 from forwardpass.errors import ParameterError
 from forwardpass.scheduler.jobs import failed, logged
+from forwardpass.stepping import Stepping
 
 ANSWERING_S, READING_S = 0.075, 0.15
 """Seconds that a step should take at most while somebody is in the middle of an answer, and otherwise."""
@@ -30,8 +30,8 @@ class Driver:
     def __init__(self) -> None:
         self.restarts = 0
         self.failures = 0
-        self._engines: tuple[Engine, ...] = ()
-        self._stepping: Engine | None = None
+        self._engines: tuple[Stepping, ...] = ()
+        self._stepping: Stepping | None = None
         self._closed = False
         self._rung = False
         self._bell: SimpleQueue[None] = SimpleQueue()  # unlike a lock, it may be rung by a destructor at any moment
@@ -49,7 +49,7 @@ class Driver:
         """Whether the calling thread is its own: then nothing may be waited for."""
         return self._thread is threading.current_thread()
 
-    def attach(self, engine: Engine) -> None:
+    def attach(self, engine: Stepping) -> None:
         """From now on it steps this engine, and nobody else need. Raises ParameterError if another driver does."""
         with self._lock:
             if self._closed:
@@ -60,7 +60,7 @@ class Driver:
             self._engines += (engine,)
         self.wake()
 
-    def detach(self, engine: Engine) -> None:
+    def detach(self, engine: Stepping) -> None:
         """Callers step the engine again: threads that wait for it do. Event loops can't, and nobody can where engines
         share their memory, so what these are asked ends with an error. Harmless if it is none of its engines."""
         with self._lock:

@@ -12,7 +12,6 @@ from typing import Any
 
 from forwardpass.errors import DeadlineError, ForwardpassError, ParameterError
 from forwardpass.scheduler.job import Job, Listener
-from forwardpass.scheduler.scheduler import Scheduler
 from forwardpass.scheduler.terms import LATE, TERMS, Terms
 
 NEVER = float("inf")
@@ -21,13 +20,15 @@ INTERRUPTED = "interrupted while the results of a step were handed out; send it 
 
 
 class Jobs:
-    """enter, leave: from any thread, and from a destructor at any moment. All else: inside the engine's turn.
+    """scheduler: what jobs queue their work at when they start.
+
+    enter, leave: from any thread, and from a destructor at any moment. All else: inside the engine's turn.
 
     ended: how many, by how: "done", "cancelled", "deadline", "failed".
     deadline: the next one, in seconds of perf_counter(), of those that were there when last looked.
     """
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.ended: Counter[str] = Counter()
         self.closed = False
