@@ -23,7 +23,8 @@ MAX_DISTANCE = 2**16
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """kind "rms": x / rms(x) * w;  kind "layer": (x - mean) / std * w + b.  weight: False = there is no w."""
+    """kind "rms": x / rms(x) * w;  kind "layer": (x - mean) / std * w + b;  kind "scale": x * w + b, without statistics
+    and with an eps of 0.  weight: whether there is a w."""
 
     kind: str
     eps: float
@@ -181,17 +182,73 @@ class LayerSpec:
     modulation: str = ""
 
 
-TASKS = ("lm", "labels", "tags", "none")
-POOLS = ("each", "first", "last", "mean")
+POSITIONS = ("learned", "sines", "none")
+RESIZES = ("", "bicubic", "antialiased")
+
+
+@dataclass(frozen=True, slots=True)
+class PatchesSpec:
+    """Images in place of texts. Squares of size x size pixels with `channels` numbers each, line by line, become rows
+    by one matrix, `embed.patches`, whose columns are [channel][y][x] of a square; bias: it has one.
+
+    image: (height, width) in pixels of the images that the table of positions is for. What is left over on the right
+    and at the bottom is in no patch. Before the patches stand rows that are the same for every image: `classes` of them
+    that have positions (a class token, one of a teacher), then `registers` without.
+    positions: "learned", a table of classes + patches rows;  "sines", see models/patches.py;  "none".
+    resize: how a learned table serves other grids: "bicubic", "antialiased" (bicubic), "" = not at all.
+    """
+
+    size: int
+    channels: int
+    image: tuple[int, ...]
+    classes: int = 0
+    registers: int = 0
+    positions: str = "learned"
+    resize: str = ""
+    bias: bool = True
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """(lines, columns) of patches in an image of so many pixels."""
+        return height // self.size, width // self.size
+
+    @property
+    def first(self) -> int:
+        """Rows before the patches."""
+        return self.classes + self.registers
+
+    def rows(self, height: int, width: int) -> int:
+        """Rows that an image of so many pixels becomes."""
+        lines, columns = self.grid(height, width)
+        return self.first + lines * columns
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPoolSpec:
+    """One learned query that attends to all rows of an image (SigLIP): y = out(attention), then y + mlp(norm(y)) with
+    two matrices, intermediate_size columns and `activation` between them. All products have biases."""
+
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    norm: NormSpec
+
+
+TASKS = ("lm", "labels", "tags", "vector", "none")
+POOLS = ("each", "first", "last", "mean", "patches", "first+patches", "both", "end", "greatest", "attention")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
     """What reads the final hidden states.
 
-    task: "lm", logits of the vocabulary for wanted tokens; "labels", scores of `outputs` labels for a text; "tags", the
-    same for every token; "none", nothing, the hidden states are the result.
-    pool: the row of a text that it reads, "first", "last" or the "mean" of all; "each" for lm and tags.
+    task: "lm", logits of the vocabulary for wanted tokens; "labels", scores of `outputs` labels for a text or an image;
+    "tags", the same for every token; "vector", `outputs` numbers that stand for a text or an image, or the pooled row
+    itself where outputs is 0; "none", nothing, the hidden states are the result.
+    pool: the row that it reads, "first", "last" or the "mean" of all; "patches", the mean of an image's patches;
+    "first+patches", both side by side; "both", the first two rows, each through a head of its own (the second is
+    head.teacher), of which the mean counts; "end", that of the first token `end`; "greatest", that of the first of the
+    greatest token ids; "attention", see AttentionPoolSpec; "each" for lm, tags and none.
+    norm: of the pooled row, before all else.
     dense: columns of a product with `activation` that comes first, 0 = none;  dense_norm: after it. Then the output
     product: head.weight [outputs or vocab_size, width], which may be the token table (`ModelSpec.tied`).
     """
@@ -203,6 +260,9 @@ class HeadSpec:
     dense_bias: bool = True
     activation: str = "tanh"
     dense_norm: NormSpec | None = None
+    norm: NormSpec | None = None
+    end: int = 0
+    attention: AttentionPoolSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +277,13 @@ class ModelSpec:
     layer_weights: for each layer the number of the layer whose weights it uses; () = each has its own.
     encoder: of an encoder-decoder; its weights have names that begin with "encoder.". shared_embedding: its token table
     is the decoder's. head: what reads the final hidden states.
+
+    patches: it reads images, not texts; vocab_size is then 0, and max_position_embeddings the rows that an image may
+    become. whole: its layers are causal, and yet a text is read whole, in one step, and nothing is kept of it.
+    vision: of a model whose texts and images have vectors in one space, the tower that reads images; its weights have
+    names that begin with "vision.". contrast: how a pair of these is scored, cosine * exp(pair.scale) with "softmax"
+    over the texts, or that + pair.bias with "sigmoid" for each pair. padded: it was trained with texts filled up to so
+    many tokens with the token `pad`, which all others see; 0 = it was not.
     """
 
     family: str
@@ -242,11 +309,22 @@ class ModelSpec:
     encoder: ModelSpec | None = None
     shared_embedding: bool = True
     head: HeadSpec = HeadSpec()
+    patches: PatchesSpec | None = None
+    whole: bool = False
+    vision: ModelSpec | None = None
+    contrast: str = ""
+    padded: int = 0
+    pad: int = 0
 
     @property
     def causal(self) -> bool:
         """Whether it can generate: every layer looks only back. An encoder computes each text whole, in one step."""
-        return all(layer.attention.causal for layer in self.layers)
+        return not self.whole and all(layer.attention.causal for layer in self.layers)
+
+    @property
+    def images(self) -> ModelSpec | None:
+        """What reads images: itself, its vision tower, or nothing."""
+        return self if self.patches else self.vision
 
     def check(self) -> ModelSpec:
         """Return self if the parts fit together; ModelFileError names the first pair that does not."""

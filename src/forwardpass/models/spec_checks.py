@@ -16,28 +16,40 @@ from forwardpass.models.spec import (
     MAX_LAYERS,
     MAX_SIZE,
     POOLS,
+    POSITIONS,
+    RESIZES,
     TASKS,
     AttentionSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
+    PatchesSpec,
     RotarySpec,
 )
 
 MAX_TABLE = 2**26
 """Numbers in a table of positions that is computed, not read."""
+MAX_PATCH = 1024
+"""Pixels on a side of a patch."""
+OF_IMAGES = ("patches", "first+patches", "both", "attention")
+OF_TOKENS = ("end", "greatest")
+"""What only images, and only texts, can be pooled by."""
 
 
 def check_model(spec: ModelSpec) -> None:
     """ModelFileError names the first pair that does not fit, UnsupportedModelError what the kernels cannot do."""
-    _sizes({"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size,
-            "max_position_embeddings": spec.max_position_embeddings})
+    _sizes({"hidden_size": spec.hidden_size, "max_position_embeddings": spec.max_position_embeddings})
+    if spec.patches:
+        _check_patches(spec, spec.patches)
+    else:
+        _sizes({"vocab_size": spec.vocab_size})
     _require(1 <= len(spec.layers) <= MAX_LAYERS, f"1 to {MAX_LAYERS} layers", len(spec.layers))
     _check_embedding(spec)
     for layer in {id(one): one for one in spec.layers}.values():  # layers that share an object are checked once
         _check_layer(layer)
     _check_layers_together(spec)
     _check_pair(spec)
+    _check_towers(spec)
     _check_head(spec)
     _check_norm(spec.final_norm)
 
@@ -101,6 +113,46 @@ def _check_pair(spec: ModelSpec) -> None:
         _require(ours == theirs, f"a shared token table of {ours[0]} rows and {ours[1]} columns",
                  f"{theirs[0]} and {theirs[1]} in the encoder")
     check_model(encoder)
+
+
+def _check_patches(spec: ModelSpec, p: PatchesSpec) -> None:
+    """What a model that reads images is made of."""
+    _require(isinstance(p.size, int) and 1 <= p.size <= MAX_PATCH, f"patches of 1 to {MAX_PATCH} pixels a side", p.size)
+    _require(1 <= p.channels <= 4096, "1 to 4096 channels of a pixel", p.channels)
+    _require(len(p.image) == 2 and all(p.size <= one <= MAX_SIZE for one in p.image),
+             f"images of at least one patch ({p.size} pixels) in height and width", p.image)
+    for name, value in (("classes", p.classes), ("registers", p.registers)):
+        _require(0 <= value <= 1024, f"0 to 1024 rows of {name} before the patches", value)
+    _require(p.positions in POSITIONS, f"positions of patches: {', '.join(POSITIONS)}", p.positions)
+    _require(p.resize in RESIZES, f"a way to resize positions: {', '.join(filter(None, RESIZES))} or none", p.resize)
+    _require(not p.resize or p.positions == "learned", "only a learned table to be resized", p.positions)
+    _require(p.rows(*p.image) <= spec.max_position_embeddings,
+             f"images of at most {spec.max_position_embeddings} rows", p.rows(*p.image))
+    _require(spec.vocab_size == 0 and not (spec.learned_positions or spec.sinusoids or spec.token_types
+                                           or spec.embed_size or spec.position_offset or spec.encoder),
+             "images without tokens and their tables", "both")
+    _require(not spec.tied and spec.head.task not in ("lm", "tags"), "a head of labels, vectors or none",
+             spec.head.task)
+
+
+def _check_towers(spec: ModelSpec) -> None:
+    """A model of texts and images, and what texts are filled up with."""
+    _require(not spec.whole or (all(one.attention.causal for one in spec.layers) and not spec.encoder),
+             "layers that look back where texts are read whole, and no encoder", "others")
+    _require(0 <= spec.padded <= spec.max_position_embeddings, "texts filled up to a length that the model reads",
+             spec.padded)
+    _require(not spec.padded or 0 <= spec.pad < spec.vocab_size, f"a padding token below {spec.vocab_size}", spec.pad)
+    _require(spec.contrast in ("", "softmax", "sigmoid") and bool(spec.contrast) == bool(spec.vision),
+             "softmax or sigmoid over texts and images where there are both", spec.contrast)
+    if not spec.vision:
+        return
+    vision = spec.vision
+    _require(bool(vision.patches) and not spec.patches and not spec.causal and not vision.vision,
+             "a tower that reads images beside one that reads texts whole", "another pair")
+    check_model(vision)
+    widths = [one.head.outputs or one.hidden_size for one in (spec, vision)]
+    _require(spec.head.task == vision.head.task == "vector" and widths[0] == widths[1],
+             "vectors of one length for texts and images", widths)
 
 
 def _require(holds: bool, expected: str, found: object) -> None:
@@ -201,10 +253,20 @@ def _check_head(spec: ModelSpec) -> None:
     head = spec.head
     _require(head.task in TASKS, f"a head for {', '.join(TASKS)}", head.task)
     _require(head.pool in POOLS, f"a pooling of {', '.join(POOLS)}", head.pool)
-    _require((head.pool != "each") == (head.task == "labels"), "a pooled row for labels, each row for all else",
-             f"{head.pool} for {head.task}")
-    _require((1 <= head.outputs <= MAX_SIZE) == (head.task in ("labels", "tags")),
+    _require((head.pool != "each") == (head.task in ("labels", "vector")),
+             "a pooled row for labels and vectors, each row for all else", f"{head.pool} for {head.task}")
+    _require(not ((head.pool in OF_IMAGES and not spec.patches) or (head.pool in OF_TOKENS and spec.patches)),
+             "a pooling that fits what the model reads", head.pool)
+    _require(head.pool != "both" or (head.task == "labels" and not head.dense and spec.patches.classes >= 2),
+             "two class rows for a head of each", head.pool)
+    _require((1 <= head.outputs <= MAX_SIZE) == (head.task in ("labels", "tags"))
+             or (head.task == "vector" and 0 <= head.outputs <= MAX_SIZE),
              f"1 to {MAX_SIZE} labels where there are any", head.outputs)
+    _require(head.outputs or not head.dense or head.task != "vector", "no dense layer of a pooled row alone",
+             head.dense)
+    _require(head.pool != "end" or 0 <= head.end < spec.vocab_size, f"an end token below {spec.vocab_size}", head.end)
+    _check_attention_pool(spec)
+    _check_norm(head.norm)
     _require(0 <= head.dense <= MAX_SIZE, f"a dense layer of 0 (none) to {MAX_SIZE} columns", head.dense)
     _require(head.dense or head.dense_norm is None, "a norm after a dense layer where there is one", "one without")
     _require(head.activation in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", head.activation)
@@ -218,6 +280,20 @@ def _check_head(spec: ModelSpec) -> None:
     _require(math.isfinite(spec.logit_scale), "a finite logit_scale", spec.logit_scale)
     _require(math.isfinite(spec.logit_softcap) and spec.logit_softcap >= 0, "a logit softcap of 0 (none) or more",
              spec.logit_softcap)
+
+
+def _check_attention_pool(spec: ModelSpec) -> None:
+    pool = spec.head.attention
+    _require((pool is not None) == (spec.head.pool == "attention"), "attention that pools where it is asked for", pool)
+    if not pool:
+        return
+    _sizes({"num_heads": pool.num_heads, "intermediate_size": pool.intermediate_size})
+    _require(spec.hidden_size % pool.num_heads == 0, f"a divisor of {spec.hidden_size} heads", pool.num_heads)
+    if spec.hidden_size // pool.num_heads > MAX_HEAD_DIM:
+        raise UnsupportedModelError(f"attention heads of {spec.hidden_size // pool.num_heads} dimensions are not "
+                                    f"supported, at most {MAX_HEAD_DIM} are; use another model")
+    _require(pool.activation in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", pool.activation)
+    _check_norm(pool.norm)
 
 
 def _check_rotary(rotary: RotarySpec, head_dim: int) -> None:
@@ -244,6 +320,9 @@ def _check_rotary(rotary: RotarySpec, head_dim: int) -> None:
 def _check_norm(norm: NormSpec | None) -> None:
     if norm is None:
         return
-    _require(norm.kind in ("rms", "layer"), "a norm of kind rms or layer", norm.kind)
+    _require(norm.kind in ("rms", "layer", "scale"), "a norm of kind rms, layer or scale", norm.kind)
+    if norm.kind == "scale":
+        _require(norm.eps == 0 and norm.weight, "a scale with weights and no epsilon", norm.eps)
+    else:
+        _require(0 < norm.eps < 1, "a norm epsilon between 0 and 1", norm.eps)
     _require(norm.weight or not norm.bias, "a bias only of a norm with weights", "one without weights")
-    _require(0 < norm.eps < 1, "a norm epsilon between 0 and 1", norm.eps)

@@ -9,30 +9,38 @@ from forwardpass.errors import ModelFileError
 from forwardpass.models.fields import show
 from forwardpass.models.spec import MAX_LAYERS, LayerSpec, ModelSpec
 
+INNER = ("encoder", "vision")
+"""Fields that are specs themselves. Those have no inner specs of their own."""
+
 
 def to_json(spec: ModelSpec) -> dict[str, Any]:
     """Layers that are alike are written once: "layers" numbers the entries of "kinds"."""
     kinds = {layer: number for number, layer in enumerate(dict.fromkeys(spec.layers))}
-    values = {one.name: getattr(spec, one.name) for one in fields(spec) if one.name not in ("layers", "encoder")}
+    values = {one.name: getattr(spec, one.name) for one in fields(spec) if one.name not in ("layers", *INNER)}
     plain = {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
-    plain["encoder"] = to_json(spec.encoder) if spec.encoder else None
+    for name in INNER:
+        inner = getattr(spec, name)
+        plain[name] = to_json(inner) if inner else None
     return plain | {"kinds": [asdict(layer) for layer in kinds], "layers": [kinds[layer] for layer in spec.layers]}
 
 
 def from_json(value: Any, where: str) -> ModelSpec:
     """The spec that `to_json` wrote. where: named in errors. Raises ModelFileError."""
-    encoder = value.get("encoder") if isinstance(value, dict) else None
-    if encoder is None:
-        return _spec(value, where, None).check()
-    if not isinstance(encoder, dict) or encoder.get("encoder") is not None:
-        raise _wrong(f"{where}.encoder", "a spec without an encoder of its own", encoder)
-    return _spec(value, where, _spec(encoder, f"{where}.encoder", None)).check()
+    inner = {name: value.get(name) for name in INNER} if isinstance(value, dict) else {}
+    made = {}
+    for name, one in inner.items():
+        if one is None:
+            continue
+        if not isinstance(one, dict) or any(one.get(other) is not None for other in INNER):
+            raise _wrong(f"{where}.{name}", "a spec without an encoder of its own or a vision tower", one)
+        made[name] = _spec(one, f"{where}.{name}", {})
+    return _spec(value, where, made).check()
 
 
-def _spec(value: Any, where: str, encoder: ModelSpec | None) -> ModelSpec:
+def _spec(value: Any, where: str, inner: dict[str, ModelSpec]) -> ModelSpec:
     if not isinstance(value, dict):
         raise _wrong(where, "an object", value)
-    value = {name: one for name, one in value.items() if name != "encoder"}
+    value = {name: one for name, one in value.items() if name not in INNER}
     kinds, order = value.pop("kinds", None), value.pop("layers", None)
     if not isinstance(kinds, list) or not isinstance(order, list) or not 1 <= len(order) <= MAX_LAYERS:
         raise _wrong(f"{where}.layers", f"kinds, and 1 to {MAX_LAYERS} layers", order)
@@ -40,7 +48,8 @@ def _spec(value: Any, where: str, encoder: ModelSpec | None) -> ModelSpec:
     for number in order:
         if type(number) is not int or not 0 <= number < len(made):
             raise _wrong(f"{where}.layers", f"numbers below {len(made)}", number)
-    return _build(ModelSpec, value, where, layers=tuple(made[number] for number in order), encoder=encoder)
+    return _build(ModelSpec, value, where, layers=tuple(made[number] for number in order),
+                  **{name: inner.get(name) for name in INNER})
 
 
 def _build(kind: type, value: Any, where: str, **known: Any) -> Any:
