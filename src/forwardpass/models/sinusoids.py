@@ -39,3 +39,22 @@ def _series(factors: list[float], square: np.ndarray) -> np.ndarray:
     for factor in factors[-2::-1]:
         total = total * square + factor
     return total
+
+
+def of_timesteps(timesteps: np.ndarray, width: int, flip: bool, shift: float) -> np.ndarray:
+    """What a denoiser is told of its steps (Ho et al. 2020): float32 [n] -> float32 [n, width].
+
+    Columns are sines and then cosines of timestep * 10000 ** (-i / (width // 2 - shift)), i from 0 on; flip: cosines
+    first. An odd width ends with a column of zeros. Exponents, frequencies and angles are rounded to float32 where
+    diffusers rounds them: angles reach thousands, so that a more exact one would be another.
+    """
+    half = width // 2
+    exponents = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half - shift)
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    angles = np.asarray(timesteps, np.float32)[:, None] * frequencies
+    sines = sine_and_cosine(np.abs(angles).astype(np.float64))
+    out = np.zeros((len(angles), width), np.float32)
+    out[:, :half], out[:, half : 2 * half] = np.copysign(1, angles) * sines[0], sines[1]
+    if flip:
+        out[:, : 2 * half] = np.roll(out[:, : 2 * half], half, axis=1)
+    return out

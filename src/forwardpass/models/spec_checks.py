@@ -46,7 +46,7 @@ def check_model(spec: ModelSpec) -> None:
     _require(1 <= len(spec.layers) <= MAX_LAYERS, f"1 to {MAX_LAYERS} layers", len(spec.layers))
     _check_embedding(spec)
     for layer in {id(one): one for one in spec.layers}.values():  # layers that share an object are checked once
-        _check_layer(layer)
+        check_layer(layer)
     _check_layers_together(spec)
     _check_pair(spec)
     _check_towers(spec)
@@ -167,7 +167,7 @@ def _sizes(sizes: dict[str, int]) -> None:
         _require(whole and 1 <= value <= MAX_SIZE, f"{name} from 1 to {MAX_SIZE}", value)
 
 
-def _check_attention(a: AttentionSpec) -> None:
+def check_attention(a: AttentionSpec) -> None:
     _sizes({"num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
             "num_heads * head_dim": a.num_heads * a.head_dim})
     if a.head_dim > MAX_HEAD_DIM:
@@ -192,12 +192,12 @@ def _check_attention(a: AttentionSpec) -> None:
                                         "tokens look back; use another model")
 
 
-def _check_layer(layer: LayerSpec) -> None:
+def check_layer(layer: LayerSpec) -> None:
     m = layer.mlp
-    _check_attention(layer.attention)
+    check_attention(layer.attention)
     if layer.cross:
         a = layer.cross
-        _check_attention(a)
+        check_attention(a)
         _require(not a.causal and not layer.parallel and not a.window,
                  "cross-attention that sees the whole source, in a layer that is not parallel", "another")
         _require(not (a.rotary or a.alibi or a.relative or a.disentangled or a.softcap or a.clip_qkv or a.qk_norm),
