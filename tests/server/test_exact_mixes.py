@@ -32,7 +32,7 @@ KINDS = {  # name -> changes of the tiny model's configuration
     "growing": {"max_position_embeddings": 96, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}},
 }
-BY_HAND, DRIVEN, HTTP, REAL = 22, 6, 6, 1
+BY_HAND, DRIVEN, HTTP, REAL = 12, 4, 4, 1
 """Mixes of a default run. The marker `soak` runs many more."""
 CROWDS = (46,)
 """Seeds of mixes by hand in which requests yield to others."""

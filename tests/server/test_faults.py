@@ -326,7 +326,7 @@ def posted(port, body):
     return made
 
 
-@pytest.mark.parametrize("seconds, whole", [("60", True), ("0", False)])
+@pytest.mark.parametrize("seconds, whole", [pytest.param("60", True, marks=pytest.mark.soak), ("0", False)])
 def test_the_end_of_requests_that_wait(tmp_path, paths, seconds, whole):
     """SIGTERM while one is answered and others wait for room: with time all of them are answered, without it all are
     told why not. Nothing remains of the process."""

@@ -134,6 +134,7 @@ def test_events_are_as_described(reading, route):
     assert error["contentSchema"]["$ref"].endswith("/ErrorBody")
 
 
+@pytest.mark.soak
 def test_decoders_survive_the_garbage_collector():
     """Those of some combinations of types do not, in the versions of msgspec that there are: the process is killed."""
     made = [msgspec.json.Decoder(route.body) for route in bodies()]

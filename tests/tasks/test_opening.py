@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import forwardpass
+from few import few
 
 TEXT = "The quick brown fox 猫 1234<|im_end|>"
 
@@ -30,7 +31,7 @@ def test_the_second_start_reads_what_the_first_kept(smollm2_path, cache):
     assert vocabulary.stat().st_mtime_ns == kept[".vocabulary"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"x", b"\xff" * 5000])
+@pytest.mark.parametrize("damage", few([b"", b"x", b"\xff" * 5000], 2))
 @pytest.mark.parametrize("suffix", [".fpk", ".vocabulary"])
 def test_what_is_damaged_is_made_anew(smollm2_path, cache, suffix, damage):
     first = answer(smollm2_path)
