@@ -30,7 +30,7 @@ class Dit:
         self.takes = "label" if spec.labels else "text"
         self.labels, self.context_width = spec.labels, spec.text_width
         self._pass = dit_blocks.record(backend, spec, weights, kv_dtype)
-        self._labels = dit_blocks.record_labels(backend, spec, weights) if spec.labels else {}
+        self._labels = [weights.vectors[f"layers.{e}.labels.weight"] for e in spec.own_embedders] if spec.labels else []
         self._context = dit_blocks.record_context(backend, spec, weights) if spec.text_width else None
         self._micro = dit_blocks.record_micro(backend, spec, weights) if spec.micro else {}
         self._positions: dict[tuple[int, int], np.ndarray] = {}
@@ -44,11 +44,8 @@ class Dit:
         if label is not None and not (whole and 0 <= label < self.labels):
             raise ParameterError(f"a label must be a number from 0 to {self.labels - 1}, or None for no class, not "
                                  f"{label!r}")
-        ids = np.array([self.labels if label is None else label], np.int32)
-        vector = np.empty((len(self._labels), 1, self.spec.hidden_size), np.float32)
-        for row, stage in zip(vector, self._labels.values(), strict=True):
-            stage.program.run(1, ids=ids, bound=[(stage.out, row)])
-        return Condition(vector=vector.reshape(-1))
+        row = self.labels if label is None else label
+        return Condition(vector=np.concatenate([table[row] for table in self._labels]))
 
     def of_text(self, hidden: np.ndarray, guidance: float | None = None) -> Condition:
         """See Denoiser."""
@@ -66,7 +63,7 @@ class Dit:
         """See Denoiser."""
         for name, value in (("height", height), ("width", width)):
             if value < 1 or value % self.patch:
-                raise ParameterError(f"the {name} of latents must be a multiple of the patch, {self.patch}, not {value}")
+                raise ParameterError(f"the {name} of latents must be a multiple of the patch's {self.patch}, not {value}")
         patches = height * width // self.patch**2
         if patches > MAX_PATCHES:
             raise ParameterError(f"latents must have at most {MAX_PATCHES} patches; {height} x {width} have {patches}")
@@ -149,9 +146,9 @@ class Dit:
         def made() -> np.ndarray:
             height, width = (side * self.spec.factor for side in size)
             third = self.spec.hidden_size // 3
-            parts = (("resolution", [height, width]), ("aspect", [height / width]))
-            return np.concatenate([_run(self._micro[name], self._waves(np.array(numbers, np.float32)), third).reshape(-1)
-                                   for name, numbers in parts])
+            numbers = {"resolution": [height, width], "aspect": [height / width]}
+            waves = {name: self._waves(np.array(one, np.float32)) for name, one in numbers.items()}
+            return np.concatenate([_run(self._micro[name], one, third).reshape(-1) for name, one in waves.items()])
 
         return _kept(self._sizes, size, made)
 

@@ -40,7 +40,7 @@ def record(backend, spec: DitSpec, weights: Weights, kv_dtype: str) -> RecordedD
     waves, middle = program.buffer(spec.waves, IMAGES), program.buffer(width, IMAGES)
     final = program.buffer(2 * width, IMAGES)
     conditions, modulation = {}, {}
-    for e in sorted({spec.embedder(i) for i in range(len(spec.layers))}):
+    for e in spec.own_embedders:
         condition, active = program.buffer(width, IMAGES), program.buffer(width, IMAGES)
         name = f"layers.{e}.time" if spec.labels else "time"
         program.linear(waves, middle, [weights.linear(name + ".first")], norm=None, activation="silu", label="time")
@@ -88,17 +88,6 @@ def _modulate_last(program: Program, spec: DitSpec, weights: Weights, condition:
         return
     for n, table in enumerate(np.split(weights.vectors["final.table"], 2)):
         program.copy(condition, final, column=n * spec.hidden_size, add=table, label="final")
-
-
-def record_labels(backend, spec: DitSpec, weights: Weights) -> dict[int, Recorded]:
-    """Layer whose embedding it is -> the rows of classes, whose numbers are the program's ids."""
-    recorded = {}
-    for e in sorted({spec.embedder(i) for i in range(len(spec.layers))}):
-        program = backend.program()
-        out = program.buffer(spec.hidden_size)
-        program.embed(out, weights.matrices[f"layers.{e}.labels.weight"], label="labels")
-        recorded[e] = Recorded(program, out, out)
-    return recorded
 
 
 def record_context(backend, spec: DitSpec, weights: Weights) -> Recorded:

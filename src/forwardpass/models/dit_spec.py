@@ -87,6 +87,11 @@ class DitSpec:
         """The layer whose embedding of steps and classes a layer uses."""
         return self.embedders[layer] if self.embedders else 0
 
+    @property
+    def own_embedders(self) -> tuple[int, ...]:
+        """The layers whose embeddings are used."""
+        return tuple(sorted({self.embedder(i) for i in range(len(self.layers))}))
+
     def check(self) -> DitSpec:
         """Return self if the parts fit together; ModelFileError names the first pair that does not."""
         for name in ("hidden_size", "channels", "out_channels", "sample_size"):
@@ -125,7 +130,7 @@ def targets(spec: DitSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor the spec asks for with its shape, in the order in which a pass reads them."""
     width, out = spec.hidden_size, Targets()
     out.linear("patches", (width, spec.channels * spec.patch**2), bias=True)
-    for i in sorted({spec.embedder(i) for i in range(len(spec.layers))}):
+    for i in spec.own_embedders:
         at = f"layers.{i}." if spec.labels else ""
         _two(out, at + "time", width, spec.waves)
         if spec.labels:

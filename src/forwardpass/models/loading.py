@@ -23,9 +23,12 @@ from forwardpass.weights import packed
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
+_SHARED_BY_LAYERS = ((".modulation.weight",), (".cross.k.weight", ".cross.v.weight"))
+"""What one product reads for all layers of a diffusion transformer, which has a final.out."""
 _SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".cross.k", ".cross.v"), (".gate", ".up"))
 _KEPT = ("embed.positions.weight", "embed.types.weight", "embed.relative.weight", "mlp.router.weight",
-         "mlp.shared_gate.weight")
+         "mlp.shared_gate.weight", "patches.weight", "final.modulation.weight", "final.out.weight",
+         *(f"{name}.{part}.weight" for name in ("time", "resolution", "aspect") for part in ("first", "second")))
 ALIGNMENT = 64
 
 
@@ -125,12 +128,16 @@ def _format(one: BoundRow, dtype: str, causal: bool) -> str:
 
 def agree(formats: dict[str, str]) -> None:
     """Matrices that read the same activations must want the same kind of them: where a file mixes kinds, float32."""
+    groups = []
     for stems in _SHARED_INPUT:
         for target in [name for name in formats if name.endswith(stems[0] + ".weight")]:
             layer = target.removesuffix(stems[0] + ".weight")
-            group = [f"{layer}{stem}.weight" for stem in stems]
-            if len({native.READS[formats[name]] for name in group}) > 1:
-                formats.update(dict.fromkeys(group, "F32"))
+            groups.append([f"{layer}{stem}.weight" for stem in stems])
+    if "final.out.weight" in formats:
+        groups += [[name for name in formats if name.endswith(ends)] for ends in _SHARED_BY_LAYERS]
+    for group in groups:
+        if len({native.READS[formats[name]] for name in group}) > 1:
+            formats.update(dict.fromkeys(group, "F32"))
 
 
 def _vectors(checkpoint: Checkpoint, source: Source) -> dict[str, np.ndarray]:

@@ -41,6 +41,26 @@ def _series(factors: list[float], square: np.ndarray) -> np.ndarray:
     return total
 
 
+def of_grid(height: int, width: int, columns: int, base: int, scale: float) -> np.ndarray:
+    """Places in a grid of patches, row by row: float32 [height * width, columns], a quarter of them each the sines and
+    cosines of the column's and the sines and cosines of the row's place.
+
+    The i-th of n stands at i * base / n / scale, so that a larger picture's patches lie closer together instead of
+    further out; frequencies are 10000 ** (-4 i / columns). Places are rounded to float32 where diffusers rounds them.
+    """
+    quarter = columns // 4
+    frequencies = 1 / 10000 ** (np.arange(quarter, dtype=np.float64) / quarter)
+
+    def waves(count: int) -> np.ndarray:
+        places = np.arange(count, dtype=np.float32) / np.float32(count / base) / np.float32(scale)
+        return np.concatenate(sine_and_cosine(places.astype(np.float64)[:, None] * frequencies), axis=1)
+
+    out = np.empty((height, width, columns), np.float32)
+    out[:, :, : 2 * quarter] = waves(width)
+    out[:, :, 2 * quarter :] = waves(height)[:, None]
+    return out.reshape(height * width, columns)
+
+
 def of_timesteps(timesteps: np.ndarray, width: int, flip: bool, shift: float) -> np.ndarray:
     """What a denoiser is told of its steps (Ho et al. 2020): float32 [n] -> float32 [n, width].
 

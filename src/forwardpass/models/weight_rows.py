@@ -22,6 +22,8 @@ MAX_PROBLEMS = 20
 """Problems that are listed in full; the rest are counted."""
 
 HEAD, EMBEDDING, RELATIVE_BIAS = "head.weight", "embed.tokens.weight", "attention.relative_bias"
+LABELS = ".labels"
+"""A denoiser's table of classes, of which a picture reads one row."""
 ENCODER = "encoder."
 """What the names of an encoder-decoder's encoder begin with."""
 
@@ -229,7 +231,7 @@ def _head(out: Targets, spec: ModelSpec, width: int, narrow: int) -> None:
 
 def is_matrix(target: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is packed for the kernels. Others stay float32 arrays."""
-    return len(shape) == 2 and RELATIVE_BIAS not in target
+    return len(shape) == 2 and not target.endswith((RELATIVE_BIAS + ".weight", LABELS + ".weight"))
 
 
 def projects_out(spec: ModelSpec) -> bool:
