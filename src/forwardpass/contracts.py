@@ -22,12 +22,15 @@ class Packed:
     positions: int32 [tokens], the position each token takes in its own text
     starts:    int32 [sequences + 1], row where each sequence begins, and the total
     types:     int32 [tokens], the segment of a pair that each token belongs to; None = 0 for all
+    pixels:    of images in place of texts: float32 [height, width, channels] of each. A token is then a row that an
+               image becomes, and its id says nothing
     """
 
     token_ids: np.ndarray
     positions: np.ndarray
     starts: np.ndarray
     types: np.ndarray | None = None
+    pixels: tuple[np.ndarray, ...] | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -52,6 +55,15 @@ class EncoderText:
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderImage:
+    """An image for an encoder. pixels: float32 [height, width, channels], scaled and normalised as the model wants;
+    name: what errors call it, "" = by its number."""
+
+    pixels: np.ndarray
+    name: str = ""
 
 
 def unpad(padded: Padded) -> Packed:
@@ -88,7 +100,8 @@ def packed_of(tokens: Packed | Padded) -> Packed:
     if isinstance(tokens, Padded):
         return unpad(tokens)
     return Packed(int32("token_ids", tokens.token_ids), int32("positions", tokens.positions),
-                  int32("starts", tokens.starts), None if tokens.types is None else int32("types", tokens.types))
+                  int32("starts", tokens.starts), None if tokens.types is None else int32("types", tokens.types),
+                  tokens.pixels)
 
 
 def int32(name: str, values: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from forwardpass.cache.prefix import PrefixCache
 from forwardpass.cache.tables import KvCache
+from forwardpass.contracts import EncoderImage, EncoderText
 from forwardpass.decoding.beams import BeamSearch
 from forwardpass.decoding.params import SamplingParams, TokenFacts
 from forwardpass.errors import ForwardpassError, ParameterError, UnsupportedModelError
@@ -18,15 +19,16 @@ from forwardpass.scheduler.beams import BeamRequest, advance_beams
 from forwardpass.scheduler.computing import RUN_AHEAD_S, Computing, Results, Step
 from forwardpass.scheduler.job import Job
 from forwardpass.scheduler.jobs import INTERRUPTED
-from forwardpass.scheduler.reading import CausalTexts, EncoderText, Read, TextRows, WholeTexts
+from forwardpass.scheduler.reading import CausalTexts, Read, TextRows, WholeTexts
 from forwardpass.scheduler.request import NoText, Request
 from forwardpass.scheduler.scheduler import STEP_TOKENS, Scheduler
 from forwardpass.scheduler.shared import SharedBudget, kv_memory
 from forwardpass.scheduler.stats import EngineStats
+from forwardpass.scheduler.texts import IMAGE_ROWS, TEXT_ROWS
 from forwardpass.stages.postprocess import Choice
 from forwardpass.stepping import Stepping
 
-__all__ = ["EncoderText", "Engine", "Step"]
+__all__ = ["EncoderImage", "EncoderText", "Engine", "Step"]
 
 
 class Engine(Stepping):
@@ -52,7 +54,8 @@ class Engine(Stepping):
         self.cache = KvCache(self.memory[:own], [group.window for group in network.groups[:own]], budget, STEP_TOKENS,
                              *self.memory[own:])
         self.prefixes = PrefixCache(self.cache)
-        self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes, line=budget.line)
+        self.scheduler = Scheduler(self.cache, self.prefixes, STEP_TOKENS, network.regimes,
+                                   IMAGE_ROWS if network.spec.images else TEXT_ROWS, budget.line)
         self.run_ahead_s = RUN_AHEAD_S
         self.noted: list[Step] | None = None
         self._computing = Computing(network, self.encoder, self.memory, facts.vocab_size)
@@ -95,8 +98,9 @@ class Engine(Stepping):
         self._admit(request)
         return request
 
-    def encode(self, texts: Sequence[EncoderText], read: Read, begin: int | None = None) -> list[Any]:
-        """What `read` makes of the hidden states of each text, in the order of the texts.
+    def encode(self, texts: Sequence[EncoderText | EncoderImage], read: Read, begin: int | None = None) -> list[Any]:
+        """What `read` makes of the hidden states of each text, in the order of the texts. All may be images instead,
+        which the model itself reads, or its vision tower.
 
         read: called after each step with the Hidden of those of the texts that it finished, in any order; returns one
         result a text, which must not be a view of it. An error in it is raised here and harms nobody else.
@@ -104,10 +108,11 @@ class Engine(Stepping):
         and the last one not.
 
         Models that look only back compute long texts in chunks, others each text whole. What comes of a text does not
-        depend on the others. Raises ParameterError for a text without tokens or with wrong ones, ContextLengthError for
-        one that is too long.
+        depend on the others. Raises ParameterError for a text without tokens or with wrong ones and for pixels that are
+        no image of this model's, ContextLengthError for what is too long or large, UnsupportedModelError for what this
+        model does not read.
         """
-        given = [self._allowed.text(number, text) for number, text in enumerate(texts)]
+        given = self._allowed.given(texts)
         if not given:
             return []
         if begin is not None:

@@ -182,7 +182,7 @@ class LayerSpec:
     modulation: str = ""
 
 
-POSITIONS = ("learned", "sines", "none")
+POSITIONS = ("learned", "none")
 RESIZES = ("", "bicubic", "antialiased")
 
 
@@ -194,7 +194,7 @@ class PatchesSpec:
     image: (height, width) in pixels of the images that the table of positions is for. What is left over on the right
     and at the bottom is in no patch. Before the patches stand rows that are the same for every image: `classes` of them
     that have positions (a class token, one of a teacher), then `registers` without.
-    positions: "learned", a table of classes + patches rows;  "sines", see models/patches.py;  "none".
+    positions: "learned", a table of classes + patches rows;  "none".
     resize: how a learned table serves other grids: "bicubic", "antialiased" (bicubic), "" = not at all.
     """
 

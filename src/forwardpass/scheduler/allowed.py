@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from forwardpass.cache.tables import KvCache
+from forwardpass.contracts import EncoderImage, EncoderText
 from forwardpass.errors import CapacityError, ParameterError, UnsupportedModelError
-from forwardpass.scheduler.reading import EncoderText, checked
+from forwardpass.scheduler.reading import Given, checked, checked_image
 from forwardpass.scheduler.texts import Text
-
-Given = list[tuple[np.ndarray, np.ndarray | None]]
 
 
 class Allowed:
@@ -35,23 +34,40 @@ class Allowed:
                                  "this model is no encoder-decoder: source_ids must be None")
         return None if ids is None else Text(self.text(0, EncoderText(ids))[0])
 
-    def text(self, number: int, text: EncoderText) -> tuple[np.ndarray, np.ndarray | None]:
+    def given(self, texts: Sequence[EncoderText | EncoderImage]) -> list[Given]:
+        """What is to be read: texts or images, not both. Raises what `text` and `image` do."""
+        kinds = {isinstance(one, EncoderImage) for one in texts}
+        if len(kinds) > 1:
+            raise ParameterError("texts and images have different vectors: read them in two calls")
+        one = self.image if True in kinds else self.text
+        return [one(number, each) for number, each in enumerate(texts)]
+
+    def image(self, number: int, image: EncoderImage) -> Given:
+        """An image that is read. Raises what `checked_image` does, UnsupportedModelError where nothing reads images."""
+        spec = self.network.spec.images
+        if spec is None:
+            raise UnsupportedModelError("this model reads texts, not images; use one that sees, such as a ViT or CLIP")
+        return checked_image(number, image, spec)
+
+    def text(self, number: int, text: EncoderText) -> Given:
         """The tokens and types of a text that is read, for which there must be room. Raises what `checked` does."""
-        ids, types = checked(number, text, self._reader)
+        if self._reader.patches:
+            raise UnsupportedModelError("this model reads images, not texts; use one that reads texts")
+        ids, types, _ = checked(number, text, self._reader)
         if self.cache.sources is not None and self.cache.sources.need(ids.size) > self.cache.size:
             raise CapacityError(f"text {number} needs {ids.size} positions of KV cache for its source, which is more "
                                 "than there is; shorten the text")
         if self._reader is self.network.spec and self._reader.causal:
             self.room(ids.size, f"text {number}", "shorten the text")
-        return ids, types
+        return ids, types, None
 
-    def behind(self, given: Given, begin: int) -> tuple[Given, list[Text]]:
+    def behind(self, given: list[Given], begin: int) -> tuple[list[Given], list[Text]]:
         """(texts for the decoder, their sources) of texts that an encoder-decoder reads twice: its decoder from `begin`
         on and without the last token."""
-        sources = [Text(ids) for ids, _ in given]
+        sources = [Text(one[0]) for one in given]
         for number, source in enumerate(sources):
             self.room(len(source), f"text {number}", "shorten the text", source)
-        return [(np.concatenate([[begin], ids[:-1]]).astype(np.int32), None) for ids, _ in given], sources
+        return [(np.concatenate([[begin], one[0][:-1]]).astype(np.int32), None, None) for one in given], sources
 
     def room(self, positions: int, what: str, advice: str, source: Text | None = None, beams: int = 1) -> None:
         """Raises CapacityError for what can never fit. beams: so many texts must fit at the same time, since they wait

@@ -43,13 +43,14 @@ def packed_plan(plan: list[Work], regimes: Regimes) -> tuple[Packed, CacheView]:
 
 
 def packed_texts(texts: list[Text]) -> tuple[Packed, CacheView | None]:
-    """Texts for an encoder, and for one whose keys and values decoders attend to, where these go."""
+    """Texts for an encoder, or images, and for one whose keys and values decoders attend to, where these go."""
     starts = _starts([len(text) for text in texts])
     positions = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
     types = None
     if any(text.types is not None for text in texts):
         types = np.concatenate([np.zeros(len(text), np.int32) if text.types is None else text.types for text in texts])
-    packed = Packed(np.concatenate([text.tokens for text in texts]), positions, starts, types)
+    pixels = None if texts[0].pixels is None else tuple(text.pixels for text in texts)
+    packed = Packed(np.concatenate([text.tokens for text in texts]), positions, starts, types, pixels)
     if not texts[0].blocks:
         return packed, None
     tables = np.full((1, len(texts), max(len(text.blocks) for text in texts)), -1, np.int32)
@@ -72,9 +73,9 @@ def joined(parts: list[Part]) -> np.ndarray:
     return array[begin:end]
 
 
-def packed_hidden(texts: list[tuple[np.ndarray, np.ndarray | None]], parts: list[Part]) -> Hidden:
-    """Whole texts, (tokens, types), with their hidden states."""
-    packed, _ = packed_texts([Text(tokens, types) for tokens, types in texts])
+def packed_hidden(texts: list[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]], parts: list[Part]) -> Hidden:
+    """Whole texts, (tokens, types, pixels), with their hidden states. Pixels are not passed on."""
+    packed, _ = packed_texts([Text(tokens, types) for tokens, types, _ in texts])
     return Hidden(joined(parts), packed)
 
 

@@ -30,17 +30,19 @@ Results = list[tuple]
 
 class Step(NamedTuple):
     """What a step computed. rows: (new tokens, positions cached before) of each sequence;  wanted: rows that became
-    logits;  texts: the length of each that the encoder read;  sources: that of each sequence's, if they have some."""
+    logits;  texts: the length of each that the encoder read;  sources: that of each sequence's, if they have some;
+    images: the rows of each that a vision tower read."""
 
     rows: list[tuple[int, int]]
     wanted: int
     texts: list[int]
     sources: list[int]
+    images: tuple[int, ...] = ()
 
     @property
     def positions(self) -> int:
         """How many were computed."""
-        return sum(count for count, _ in self.rows) + sum(self.texts)
+        return sum(count for count, _ in self.rows) + sum(self.texts) + sum(self.images)
 
 
 class Computing:
@@ -90,7 +92,9 @@ class Computing:
                     results.append((owner, scheduler.done, (one,)))
             ones = sum(one.count == 1 for one in work)
             scheduler.pace.note(ones, packed.token_ids.size - ones, sum(seconds.values()) - reading)
-        self.last = [Step(rows, len(wanted), [len(text) for text in texts], sources)]
+        images = tuple(len(text) for text in texts if text.pixels is not None and self.network.vision)
+        read = [len(text) for text in texts if text.pixels is None or not self.network.vision]
+        self.last = [Step(rows, len(wanted), read, sources, images)]
         return results, seconds
 
     def steps_ahead(self, plan: Plan, scheduler: Scheduler, within: float) -> int:
@@ -136,11 +140,17 @@ class Computing:
         return project_rows
 
     def _read(self, texts: list[Text], scheduler: Scheduler, seconds: dict[str, float]) -> Results:
-        packed, cache = packed_texts(texts)
-        hidden = self._hidden(self.encoder, packed, cache, self.memory[-1:], seconds)
-        starts = packed.starts.tolist()
-        return [(text.owner, scheduler.give_text, (text, hidden.values, starts[i], starts[i + 1]))
-                for i, text in enumerate(texts) if text.owner]
+        """What the encoder makes of texts, and it, or the vision tower, of images."""
+        results: Results = []
+        for images, network in ((False, self.encoder), (True, self.network.vision or self.encoder)):
+            some = [text for text in texts if (text.pixels is not None) == images]
+            if some:
+                packed, cache = packed_texts(some)
+                hidden = self._hidden(network, packed, cache, self.memory[-1:], seconds)
+                starts = packed.starts.tolist()
+                results += [(text.owner, scheduler.give_text, (text, hidden.values, starts[i], starts[i + 1]))
+                            for i, text in enumerate(some) if text.owner]
+        return results
 
     @staticmethod
     def _hidden(network, packed: Packed, cache: CacheView | None, memory: Sequence[Any],

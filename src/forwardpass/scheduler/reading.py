@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forwardpass.backends.native import bounds
-from forwardpass.contracts import Hidden, int32
+from forwardpass.contracts import EncoderImage, EncoderText, Hidden, int32
 from forwardpass.errors import ContextLengthError, ParameterError
 from forwardpass.scheduler.arrays import Part, packed_hidden
 from forwardpass.scheduler.job import Job
@@ -19,17 +18,11 @@ from forwardpass.scheduler.scheduler import Sequence as Computed
 from forwardpass.scheduler.texts import Text
 
 Read = Callable[[Hidden], Sequence[Any]]
+Given = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+"""The tokens, types and pixels of what is read, as scheduler/texts.py describes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderText:
-    """ids: the tokens of a text;  types: the segment of each one, None = 0 for all."""
-
-    ids: Sequence[int]
-    types: Sequence[int] | None = None
-
-
-def checked(number: int, text: EncoderText, spec) -> tuple[np.ndarray, np.ndarray | None]:
+def checked(number: int, text: EncoderText, spec) -> Given:
     """The tokens and types of a caller's text, int32 [n]. What is wrong with them must be known before others share a
     step with it: ParameterError, or ContextLengthError for a text that is longer than the model of `spec` reads."""
     ids = int32(f"the tokens of text {number}", np.asarray(text.ids))
@@ -47,22 +40,48 @@ def checked(number: int, text: EncoderText, spec) -> tuple[np.ndarray, np.ndarra
         if least < 0 or most >= count:
             raise ParameterError(f"{what} {least if least < 0 else most} of text {number} is outside the model's: they "
                                  f"run from 0 to {count - 1}")
-    return ids, types
+    return ids, types, None
+
+
+def checked_image(number: int, image: EncoderImage, spec) -> Given:
+    """The same of an image for the model of `spec`, with a token of 0 for each row that it becomes. ParameterError for
+    pixels that are no image of this model's, ContextLengthError for one that becomes too many rows."""
+    patches, what = spec.patches, image.name or f"image {number}"
+    pixels = np.asarray(image.pixels)
+    if pixels.ndim != 3 or pixels.dtype.kind not in "fiu" or pixels.shape[2] != patches.channels:
+        raise ParameterError(f"{what}: expected float32 [height, width, {patches.channels}], found {pixels.dtype} "
+                             f"{list(pixels.shape)}")
+    height, width, _ = pixels.shape
+    if min(height, width) < patches.size:
+        raise ParameterError(f"{what} has {height} x {width} pixels; the model reads squares of {patches.size}: enlarge "
+                             "it")
+    if not patches.resize and patches.positions == "learned" and patches.grid(height, width) != patches.grid(
+            *patches.image):
+        raise ParameterError(f"{what} has {height} x {width} pixels; this model reads images of "
+                             f"{patches.image[0]} x {patches.image[1]} only: resize it")
+    rows = patches.rows(height, width)
+    if rows > spec.max_position_embeddings:
+        raise ContextLengthError(f"{what} of {height} x {width} pixels becomes {rows} rows; the model reads at most "
+                                 f"{spec.max_position_embeddings}: make it smaller")
+    pixels = np.ascontiguousarray(pixels, np.float32)
+    if not np.isfinite(pixels).all():
+        raise ParameterError(f"{what} has pixels that are NaN or infinite; every pixel must be a finite number")
+    return np.zeros(rows, np.int32), None, pixels
 
 
 class Reading(Job):
     """Texts of one caller, computed longest first, so that a step's texts are of like length.
 
-    texts: (tokens, types) of each, int32 [n], types may be None;  results: what `read` made of each text, in order.
+    texts: of each, as `checked` or `checked_image` gives them;  results: what `read` made of each text, in order.
     read: called after each step with the texts that it finished.
     """
 
     gathers = True
 
-    def __init__(self, texts: list[tuple[np.ndarray, np.ndarray | None]], read: Read):
+    def __init__(self, texts: list[Given], read: Read):
         super().__init__([])
         self.results: list[Any] = [None] * len(texts)
-        self.tokens = sum(ids.size for ids, _ in texts)
+        self.tokens = sum(one[0].size for one in texts)
         self._texts = texts
         self._read = read
         self._left = len(texts)
@@ -90,7 +109,7 @@ class Reading(Job):
 
 
 class WholeTexts(Reading):
-    """For an encoder: each text in one step."""
+    """For an encoder: each text, or image, in one step."""
 
     def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -112,7 +131,7 @@ class CausalTexts(Reading):
     sources: of an encoder-decoder, what each text belongs to.
     """
 
-    def __init__(self, texts: list[tuple[np.ndarray, np.ndarray | None]], read: Read,
+    def __init__(self, texts: list[Given], read: Read,
                  sources: Sequence[Text] | None = None):
         super().__init__(texts, read)
         self._sources = sources

@@ -13,11 +13,14 @@ from forwardpass.scheduler.terms import Terms
 
 TEXT_ROWS = 512
 """Rows that an encoder computes in one step at most, unless a single text has more."""
+IMAGE_ROWS = 2048
+"""The same where images are read: they are of like length, and 512 rows are but one or two of them."""
 
 
 @dataclass(slots=True, eq=False)
 class Text:
-    """One text for an encoder. tokens: int32 [n];  types: int32 [n], or None = 0 for all.
+    """One text for an encoder. tokens: int32 [n];  types: int32 [n], or None = 0 for all.  pixels: of an image, float32
+    [height, width, channels]; its tokens are zeros, one for each row that it becomes.
 
     owner, index: whom its rows are for, and which of their texts it is; the owner of a source is None.
     blocks: of an encoder-decoder, where its keys and values for the cross-attention go;  read: they are there;
@@ -26,6 +29,7 @@ class Text:
 
     tokens: np.ndarray
     types: np.ndarray | None = None
+    pixels: np.ndarray | None = None
     owner: Any = None
     index: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Stage 2: token ids and their positions become vectors.
+"""Stage 2: token ids and their positions become vectors, and so do the patches of images.
 
 The token's row of the embedding table, plus, in models with learned positions, the row of its position. Rotary models
 use positions later, inside attention; they are checked here all the same, before any work is done.
@@ -14,13 +14,15 @@ from forwardpass.errors import ContextLengthError, ParameterError
 
 
 def embed(network, tokens: Packed | Padded) -> Hidden:
-    """Packed or Padded tokens -> Hidden, one row for each real token; padding gets none.
+    """Packed or Padded tokens -> Hidden, one row for each real token; padding gets none. Images -> their rows.
 
-    Raises ParameterError for an id outside the vocabulary or an unknown token type, ContextLengthError for a position
-    beyond the model's.
+    Raises ParameterError for an id outside the vocabulary or an unknown token type, and for images where tokens are
+    read or the other way round, ContextLengthError for a position beyond the model's.
     """
     packed = packed_of(tokens)
     spec = network.spec
+    if spec.patches or packed.pixels is not None:
+        return Hidden(_images(network, packed), packed)
     if packed.positions.size != packed.token_ids.size:
         raise ParameterError(f"every token needs one position: {packed.token_ids.size} tokens, "
                              f"{packed.positions.size} positions")
@@ -35,6 +37,16 @@ def embed(network, tokens: Packed | Padded) -> Hidden:
         return Hidden(network.embed(packed.token_ids, packed.positions), packed)
     _check_types(packed.types, packed.token_ids.size, spec.token_types)
     return Hidden(network.embed(packed.token_ids, packed.positions, packed.types), packed)
+
+
+def _images(network, packed: Packed) -> np.ndarray:
+    patches, pixels = network.spec.patches, packed.pixels
+    if patches is None or pixels is None:
+        raise ParameterError(f"this model reads {'images' if patches else 'tokens'}; found the other")
+    rows = [patches.rows(*one.shape[:2]) for one in pixels]
+    if rows != packed.lengths.tolist():
+        raise ParameterError(f"images become {rows[:8]} rows, the packed rows are {packed.lengths.tolist()[:8]}")
+    return network.embed_images(pixels)
 
 
 def _check_types(types: np.ndarray, tokens: int, known: int) -> None:

@@ -16,8 +16,11 @@ from forwardpass.weights.torch_files import files_of, find_torch_files, open_tor
 def open_folder(directory: Path, values: Mapping[str, Any]) -> Source:
     """The weights of a directory, its quantised layers presented as tensors. values: config.json.
 
-    Safetensors come first; a torch checkpoint is looked at only where there are none, and ONNX files after that.
+    Safetensors come first; a torch checkpoint is looked at only where there are none, and ONNX files after that, unless
+    config.json names some: then safetensors beside them hold the rest.
     """
+    if values.get("onnx_files") is not None:
+        return open_onnx(directory, values, open_safetensors(directory) if _has_safetensors(directory) else None)
     path = _torch_checkpoint(directory)
     if path is None and not _has_safetensors(directory) and find_onnx_files(directory, values):
         return open_onnx(directory, values)
@@ -28,7 +31,7 @@ def folder_files(directory: Path) -> list[Path]:
     """Every file that the weights depend on."""
     path = _torch_checkpoint(directory)
     weights = sorted(directory.glob("*.safetensors")) if path is None else list(files_of(path))
-    weights = weights or sorted(directory.glob("*.onnx"))
+    weights += sorted(directory.glob("*.onnx"))
     settings = [directory / name for name in ("config.json", "quantize_config.json")]
     return weights + [file for file in settings if file.exists()]
 

@@ -5,8 +5,10 @@ Exporters keep the names of most parameters, but a matrix that is multiplied wit
 encoder.layer.0.query.weight. Quantised weights, (q - zero_point) * scale, keep their eight bits where a matrix or an
 output has one scale and q - zero_point fits them.
 
-config.json may say `"onnx_files": {"encoder.onnx": {"enc.": "encoder."}}`: which files, and for each the prefixes of
-names that the export added, with what belongs there.
+config.json may say `"onnx_files": {"encoder.onnx": {"enc.": "encoder.", "other.": null}}`: which files, and for each
+the prefixes of names that the export added, with what belongs there; null leaves those tensors out. Safetensors beside
+named ONNX files hold more of the same model. `"onnx_joined": {"positions": ["onnx::Concat_3", "onnx::Reshape_9"]}` puts
+a tensor together that the export cut along its first axis of more than one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from forwardpass.errors import ModelFileError
 from forwardpass.weights.onnx_file import Node, OnnxFile, Stored
 from forwardpass.weights.repack import GROUP, pack_rows
-from forwardpass.weights.source import TensorInfo, damaged, stored_bytes
+from forwardpass.weights.source import Source, TensorInfo, damaged, stored_bytes
 
 _PRODUCTS = ("MatMul", "MatMulInteger", "Gemm")
 _FLOATS = ("F32", "F16", "BF16")
@@ -45,7 +47,7 @@ def find_onnx_files(directory: Path, values: Mapping[str, Any]) -> list[Path]:
     if named is None:
         return sorted(directory.glob("*.onnx"))
     good = isinstance(named, dict) and named and all(
-        isinstance(prefixes, dict) and all(isinstance(to, str) for to in prefixes.values())
+        isinstance(prefixes, dict) and all(to is None or isinstance(to, str) for to in prefixes.values())
         and name.endswith(".onnx") and Path(name).name == name for name, prefixes in named.items())
     if not good:
         raise ModelFileError(f"{directory / 'config.json'}: onnx_files: expected names of .onnx files in this folder, "
@@ -61,26 +63,53 @@ class OnnxSource:
     warnings: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
 
-    def __init__(self, directory: Path, paths: list[Path], prefixes: Mapping[str, Mapping[str, str]]):
+    def __init__(self, directory: Path, paths: list[Path], prefixes: Mapping[str, Mapping[str, str | None]],
+                 joined: Mapping[str, list[str]] | None = None, beside: Source | None = None):
+        """joined: name -> those of its parts, as they are renamed;  beside: more tensors of the same model."""
         self.path = directory
         self.tensors: dict[str, TensorInfo] = {}
         self._weights: dict[str, _Weight] = {}
         self._files: list[OnnxFile] = []
         self._last: tuple[str, np.ndarray] | None = None
+        self._joined = {name: list(parts) for name, parts in (joined or {}).items()}
+        self._beside = beside
         try:
             for path in paths:
                 file = OnnxFile(path)
                 self._files.append(file)
                 for name, weight in _weights(file):
-                    self._add(_renamed(name, prefixes.get(path.name, {})), weight)
+                    renamed = _renamed(name, prefixes.get(path.name, {}))
+                    if renamed is not None:
+                        self._add(renamed, weight)
+            for name, parts in self._joined.items():
+                self._join(name, parts)
+            for name, info in (beside.tensors if beside else {}).items():
+                self._check_new(name)
+                self.tensors[name] = info
         except BaseException:
             self.close()
             raise
 
-    def _add(self, name: str, weight: _Weight) -> None:
+    def _check_new(self, name: str) -> None:
         if name in self.tensors:
             raise damaged(self.path, "each tensor in one ONNX file", f"{name[:80]!r} in two of them",
                           "name the files to be read in config.json's onnx_files")
+
+    def _join(self, name: str, parts: list[str]) -> None:
+        """Present `parts` as one tensor; their bytes follow one another, for no axis before the joined one is above 1."""
+        self._check_new(name)
+        infos = [self.tensors.pop(part, None) for part in parts]
+        if None in infos or len({info.type for info in infos}) != 1:
+            raise damaged(self.path, f"the parts of {name[:80]!r}, all of one type", str(parts)[:200])
+        shapes = [info.shape for info in infos]
+        axis = next((i for i, sizes in enumerate(zip(*shapes, strict=False)) if set(sizes) != {1}), 0)
+        if len({(len(one), one[:axis], one[axis + 1 :]) for one in shapes}) != 1 or infos[0].type not in _FLOATS:
+            raise damaged(self.path, f"parts of {name[:80]!r} that differ in one axis", str(shapes)[:200])
+        shape = (*shapes[0][:axis], sum(one[axis] for one in shapes), *shapes[0][axis + 1 :])
+        self.tensors[name] = TensorInfo(name, shape, infos[0].type, sum(info.nbytes for info in infos))
+
+    def _add(self, name: str, weight: _Weight) -> None:
+        self._check_new(name)
         shape = weight.stored.shape[::-1] if weight.turned else weight.stored.shape
         kind = _type(weight, shape)
         nbytes = weight.stored.nbytes + (0 if weight.scale is None else weight.scale.nbytes)
@@ -89,7 +118,13 @@ class OnnxSource:
 
     def data(self, name: str) -> np.ndarray:
         """See Source. The newest tensor is kept, for parts of it may be asked for one after the other."""
-        if name not in self._weights:
+        if self._beside and name in self._beside.tensors:
+            return self._beside.data(name)
+        if name in self._joined:
+            return np.concatenate([_bytes(weight, TensorInfo(part, weight.stored.shape, self.tensors[name].type,
+                                                             weight.stored.nbytes))
+                                   for part, weight in ((one, self._weights[one]) for one in self._joined[name])])
+        if name not in self.tensors:
             raise ModelFileError(f"{self.path}: there is no tensor {name!r}; it has {len(self.tensors)} tensors")
         if self._last is None or self._last[0] != name:
             self._last = None
@@ -99,11 +134,17 @@ class OnnxSource:
     raw = data
 
     def release(self, name: str) -> None:
-        stored = self._weights[name].stored
-        self._weights[name].file.file.release(stored.start, stored.nbytes)
+        if self._beside and name in self._beside.tensors:
+            self._beside.release(name)
+            return
+        for part in self._joined.get(name, [name]):
+            stored = self._weights[part].stored
+            self._weights[part].file.file.release(stored.start, stored.nbytes)
 
     def close(self) -> None:
         self._last = None
+        if self._beside:
+            self._beside.close()
         for file in self._files:
             file.close()
 
@@ -114,9 +155,21 @@ class OnnxSource:
         self.close()
 
 
-def open_onnx(directory: Path, values: Mapping[str, Any]) -> OnnxSource:
-    """The weights of a directory's ONNX files. values: config.json. ModelFileError or UnsupportedModelError."""
-    return OnnxSource(directory, find_onnx_files(directory, values), values.get("onnx_files") or {})
+def open_onnx(directory: Path, values: Mapping[str, Any], beside: Source | None = None) -> OnnxSource:
+    """The weights of a directory's ONNX files. values: config.json;  beside: more of them, closed with these.
+    ModelFileError or UnsupportedModelError."""
+    try:
+        paths, joined = find_onnx_files(directory, values), values.get("onnx_joined") or {}
+        if not isinstance(joined, dict) or not all(
+                isinstance(parts, list) and parts and all(isinstance(part, str) for part in parts)
+                for parts in joined.values()):
+            raise ModelFileError(f"{directory / 'config.json'}: onnx_joined: expected names of tensors, each with a "
+                                 f"list of its parts, found {str(joined)[:80]}; fix the file")
+    except BaseException:
+        if beside:
+            beside.close()
+        raise
+    return OnnxSource(directory, paths, values.get("onnx_files") or {}, joined, beside)
 
 
 def _weights(file: OnnxFile) -> Iterator[tuple[str, _Weight]]:
@@ -200,8 +253,8 @@ def _bytes(weight: _Weight, info: TensorInfo) -> np.ndarray:
     return flat
 
 
-def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+def _renamed(name: str, prefixes: Mapping[str, str | None]) -> str | None:
     for old, new in prefixes.items():
         if name.startswith(old):
-            return new + name[len(old):]
+            return None if new is None else new + name[len(old):]
     return name
