@@ -13,10 +13,11 @@ from typing import Any
 
 from forwardpass.errors import UnsupportedModelError
 from forwardpass.models.fields import Fields, show
+from forwardpass.weights.sentence_transformers import PROCESSORS
 
-OWN_FILE = "preprocessor_config.json"
-SHARED_FILE = "processor_config.json"
-"""Of processors for images and texts; what is said of images is under `image_processor`, and counts first."""
+OWN_FILE, SHARED_FILE = PROCESSORS
+"""The second one is of processors for images and texts; what it says of images is under `image_processor`, and counts
+first."""
 NEAREST, LANCZOS, BILINEAR, BICUBIC = range(4)
 """Codes of resampling filters in the files, which are Pillow's; 4 is its box filter, 5 Hamming."""
 LONGEST_EDGE = 2**16

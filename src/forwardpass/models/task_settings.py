@@ -13,6 +13,7 @@ from typing import Any
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.models import hf_heads
 from forwardpass.models.fields import Fields, show
+from forwardpass.models.image_settings import OWN_FILE, ImageSettings, read_image_settings
 from forwardpass.models.spec import ModelSpec
 from forwardpass.weights.sentence_transformers import MODULES, SETTINGS, TRANSFORMER, module_folders
 
@@ -54,7 +55,8 @@ class TaskSettings:
     pooled, too;  steps: what follows, DenseSpecs and NORMALIZE;  max_length: tokens of a text at most, None = what the
     model has positions for;  lower: texts are lowercased;  strip: blanks around them are dropped;  prompts: by name;
     default_prompt: the name of the one that is used when none is asked for;  similarity: out of SIMILARITIES;
-    obstacle: why this program makes no vectors with it, "" = it does.
+    obstacle: why this program makes no vectors of texts with it, "" = it does.
+    images: how images are prepared, None = they cannot be, which image_obstacle explains where the model reads images.
     """
 
     labels: tuple[str, ...] = ()
@@ -70,6 +72,8 @@ class TaskSettings:
     default_prompt: str | None = None
     similarity: str = "cosine"
     obstacle: str = ""
+    images: ImageSettings | None = None
+    image_obstacle: str = ""
 
     @property
     def dense(self) -> tuple[DenseSpec, ...]:
@@ -103,16 +107,30 @@ def read_task_settings(files: Mapping[str, Any], spec: ModelSpec) -> TaskSetting
         pooling, include_prompt, steps = _modules(files, spec)
     except UnsupportedModelError as error:
         obstacle = str(error)
+    images, image_obstacle = _images(files, config, spec)
     return TaskSettings(
         labels=_labels(config, spec), problem=hf_heads.problem(config), score_activation=_score_activation(config, own),
         pooling=pooling, include_prompt=include_prompt, steps=steps, max_length=longest,
         lower=inner.flag("do_lower_case", False), strip=MODULES in files, prompts=prompts, default_prompt=default,
-        similarity=similarity, obstacle=obstacle)
+        similarity=similarity, obstacle=obstacle, images=images, image_obstacle=image_obstacle)
+
+
+def _images(files: Mapping[str, Any], config: Fields, spec: ModelSpec) -> tuple[ImageSettings | None, str]:
+    """(how a model that reads images wants them, why they cannot be prepared)."""
+    if spec.images is None:
+        return None, ""
+    if spec.images.patches.channels != 3:
+        return None, f"it reads images of {spec.images.patches.channels} channels, and images have 3 here"
+    try:
+        found = read_image_settings(files, config.text("model_type", None))
+    except UnsupportedModelError as error:
+        return None, str(error)
+    return found, "" if found else f"it has no {OWN_FILE}, which says how images are prepared: copy that of the model"
 
 
 def _labels(config: Fields, spec: ModelSpec) -> tuple[str, ...]:
     """Names by number; LABEL_0, LABEL_1, ... where there is no config to name them."""
-    rows = spec.head.outputs
+    rows = spec.head.outputs if spec.head.task in ("labels", "tags") else 0
     names = hf_heads.labels(config) if rows and config.values else tuple(f"LABEL_{i}" for i in range(rows))
     if len(names) != rows:
         raise ModelFileError(f"config.json: id2label: expected a name for each of the {rows} rows of the model's head, "

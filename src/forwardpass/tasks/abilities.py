@@ -26,8 +26,11 @@ NEEDS = {
     "zero_shot": "a head that labels pairs of texts as entailment and contradiction",
     "token_classify": "a head that labels tokens",
     "fill_mask": "a masked language model with a mask token",
+    "classify_image": "a head that labels images",
+    "embed_image": "layers that read images",
+    "zero_shot_image": "towers for images and for texts, and a tokenizer",
     "logits": "a head, of any kind",
-    "hidden_states": "any model",
+    "hidden_states": "a model that reads texts",
 }
 """Task, a method of Model -> what a model must be or have for it. Errors quote it."""
 
@@ -35,9 +38,17 @@ NEEDS = {
 def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer, generation: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the Model methods that this model can do, in the order of NEEDS. tokenizer: or None;  generation:
     what its files say of it."""
-    can = {"hidden_states"}
-    head = spec.head.task
-    if head != "none":
+    head, can = spec.head.task, set()
+    if spec.images is not None and not settings.image_obstacle:
+        can.add("embed_image")
+        if spec.patches and head == "labels":
+            can.add("classify_image")
+        if spec.vision and tokenizer is not None:
+            can.add("zero_shot_image")
+    if spec.patches:
+        return tuple(task for task in NEEDS if task in can)
+    can.add("hidden_states")
+    if head not in ("none", "vector"):
         can.add("logits")
     if spec.causal and head == "lm":
         can |= {"generate", "stream", "score", "explain"}
@@ -65,9 +76,14 @@ def abilities(spec: ModelSpec, settings: TaskSettings, tokenizer, generation: Ma
 def require(model, task: str) -> None:
     """Raises UnsupportedModelError, which says what the task needs and what the model can do."""
     if task not in model.tasks:
-        obstacle = model.settings.obstacle if task == "embed" and model.tokenizer is not None else ""
+        obstacle = ""
+        if task.endswith("_image") and model.spec.images is not None:
+            obstacle = model.settings.image_obstacle
+        elif task == "embed" and model.tokenizer is not None and model.spec.patches is None:
+            obstacle = model.settings.obstacle
         why = f": {obstacle}" if obstacle else f", which needs {NEEDS[task]}"
-        raise UnsupportedModelError(f"{model.path} cannot {task}{why}; this model can {', '.join(model.tasks)}")
+        can = ", ".join(model.tasks) or "do nothing with these files"
+        raise UnsupportedModelError(f"{model.path} cannot {task}{why}; this model can {can}")
 
 
 def inference_labels(labels: tuple[str, ...]) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -98,6 +98,19 @@ class AsyncModel:
             raise
         return self._pulled(terms, found) if stream else found
 
+    async def classify_image(self, images: Any, *, stream: bool = False, **params: Any) -> Any:
+        """See Model.classify_image. stream: for an asynchronous iterator of the results."""
+        return await self._seen(Model.classify_image, images, stream, params)
+
+    async def embed_image(self, images: Any, *, stream: bool = False, **params: Any) -> Any:
+        """See Model.embed_image. stream: for an asynchronous iterator of the vectors."""
+        return await self._seen(Model.embed_image, images, stream, params)
+
+    async def zero_shot_image(self, images: Any, labels: str | Iterable[str], *, stream: bool = False, **params: Any
+                              ) -> Any:
+        """See Model.zero_shot_image. stream: for an asynchronous iterator of the results."""
+        return await self._seen(Model.zero_shot_image, images, stream, params | {"labels": labels})
+
     embed = _in_thread(Model.embed)
     classify = _in_thread(Model.classify)
     rerank = _in_thread(Model.rerank)
@@ -139,6 +152,16 @@ class AsyncModel:
             context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._waiting, context.run, call)
 
+    async def _seen(self, method: Callable[..., Any], images: Any, stream: bool, params: Mapping[str, Any]) -> Any:
+        """What a method makes of images: in a thread, also where it streams."""
+        terms = self._terms()
+        try:
+            found = await self._run(terms, partial(method, self.model, images, stream=stream, **params))
+        except asyncio.CancelledError:
+            terms.cancel()
+            raise
+        return self._pulled(terms, found) if stream else found
+
     async def _begun(self, begin: Callable[[], Asked]) -> Asked:
         """Texts are tokenised in a thread, which waits for nobody."""
         self._drive()
@@ -158,9 +181,9 @@ class AsyncModel:
         await finished(*asked.requests)
         return asked.answers()
 
-    async def _pulled(self, terms: Terms, sentences: Iterator[Completion]) -> AsyncIterator[Completion]:
+    async def _pulled(self, terms: Terms, results: Iterator[R]) -> AsyncIterator[R]:
         try:
-            while (one := await self._run(terms, partial(next, sentences, _END))) is not _END:
+            while (one := await self._run(terms, partial(next, results, _END))) is not _END:
                 yield one
         finally:
             terms.cancel()

@@ -24,8 +24,10 @@ from forwardpass.tasks.texts import (
     flag,
     has_types,
     limit_for,
+    made_vectors,
     read,
     reader,
+    vector_width,
     whole_number,
 )
 
@@ -43,13 +45,13 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
     settings = model.settings
     if output not in OUTPUTS:
         raise ParameterError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
-    how = _pooling(model, pooling)
+    how = _pooling(model, pooling)  # () = the model has a head for it
     inner, normal = list(settings.steps), False
     while inner and inner[-1] == NORMALIZE:
         inner.pop()
         normal = True
     normal = normal if normalize is None else flag("normalize", normalize)
-    width = inner_width = reader(model.spec).hidden_size * len(how)
+    width = inner_width = reader(model.spec).hidden_size * len(how) or vector_width(model.spec)
     if settings.dense:
         width = settings.dense[-1].outputs
         if inner_width != settings.dense[0].inputs:
@@ -65,7 +67,7 @@ def embed(model, texts: Any, *, pooling: str | Sequence[str] | None, normalize: 
     ready = [_prepared(settings, before + text) for text in texts] if written else texts
 
     def vectors(hidden: Hidden) -> np.ndarray:
-        out, layers = pool(hidden, how, skip), iter(model.dense)
+        out, layers = pool(hidden, how, skip) if how else made_vectors(model, hidden), iter(model.dense)
         for step in inner:
             out = normalized(out) if step == NORMALIZE else next(layers)(out)
         return finite(out)
@@ -129,7 +131,7 @@ def _pooling(model, pooling: str | Sequence[str] | None) -> tuple[str, ...]:
         if not names:
             raise ParameterError("pooling: expected at least one name, found an empty list")
         return tuple(POOLING_NAMES[name] for name in names)
-    if model.settings.pooling:
+    if model.settings.pooling or model.spec.head.task == "vector":
         return model.settings.pooling
     default = "last" if model.spec.causal and not model.spec.encoder else "mean"
     notice(f"{model.path.name} does not say how its vectors are made (it has no 1_Pooling/config.json): taking "

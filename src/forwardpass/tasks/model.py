@@ -26,6 +26,7 @@ from forwardpass.tasks.answering import Answering
 from forwardpass.tasks.generating import Generating
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.reading import Reading
+from forwardpass.tasks.seeing import Seeing
 from forwardpass.tasks.texts import label_scores, reader, text_scores
 
 KV_SHARE = 0.5
@@ -81,7 +82,7 @@ def thread_count(threads: int | None) -> int:
     return min(wanted, usable)
 
 
-class Model(Generating, Reading, Answering):
+class Model(Generating, Reading, Seeing, Answering):
     """A loaded model. May be used from several threads: their requests share steps.
 
     tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -119,10 +120,17 @@ def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool =
             ) -> list[EncodedText]:
     """Texts as the model reads them. Tells where some were cut. keep: leading tokens that never are."""
     found = encode_texts(model.tokenizer, texts, limit, types=has_types(model.spec), offsets=offsets, keep=keep)
+    found = [_filled(model.spec, one) for one in found]
     paired = any(isinstance(text, tuple) for text in texts)
     part = {"only_first": " of the first text", "only_second": " of the second text"}.get(limit.pairs, "")
     report_cut(found, limit, part if paired else "", stacklevel=5)
     return found
+
+
+def _filled(spec: ModelSpec, text: EncodedText) -> EncodedText:
+    """With the padding that its model always saw behind a text (SigLIP)."""
+    missing = spec.padded - len(text.ids)
+    return text if missing <= 0 else replace(text, ids=[*text.ids, *[spec.pad] * missing])
 
 
 def encoded_ids(model, texts: Sequence[list[int]], limit: Limit) -> list[EncodedText]:
@@ -171,6 +179,21 @@ def text_scores(model, texts: Sequence[EncodedText]) -> list[np.ndarray]:
     """
     begin = model.facts.start_id if model.spec.encoder else None
     return model.engine.encode(texts, lambda hidden: list(label_scores(model, hidden)), begin)
+
+
+def vector_width(spec: ModelSpec) -> int:
+    """Numbers of a vector that a head makes."""
+    return spec.head.outputs or spec.hidden_size
+
+
+def text_vectors(model, texts: Sequence[EncodedText]) -> np.ndarray:
+    """float32 [texts, width] by a head that makes vectors, not normalised."""
+    return np.stack(model.engine.encode(texts, lambda hidden: list(made_vectors(model, hidden))))
+
+
+def made_vectors(model, hidden: Hidden) -> np.ndarray:
+    """Those of stage 4, which must be numbers."""
+    return finite(project.vectors(model.network, hidden))
 
 
 def label_scores(model, hidden: Hidden) -> np.ndarray:

@@ -27,7 +27,9 @@ TRANSFORMER = "transformer"
 MOST_MODULES = 16
 _TRANSFORMER_FILES = tuple(f"sentence_{kind}_config.json" for kind in (
     "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
-_CONFIG_KEYS = ("id2label", "num_labels", "problem_type", "sentence_transformers",
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""What says how images are prepared (models/image_settings.py)."""
+_CONFIG_KEYS = ("model_type", "id2label", "num_labels", "problem_type", "sentence_transformers",
                 "sbert_ce_default_activation_function")
 """What is wanted of config.json here."""
 _GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -50,6 +52,9 @@ def task_files(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if (directory / SETTINGS).is_file():
         found[SETTINGS] = read_object(directory / SETTINGS)
     inner = transformer_folder(directory)
+    for name in PROCESSORS:
+        if (inner / name).is_file():
+            found[name] = read_object(inner / name)
     for name in _TRANSFORMER_FILES:
         if (inner / name).is_file():
             found[TRANSFORMER] = read_object(inner / name)
