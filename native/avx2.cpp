@@ -3,6 +3,8 @@
 #include "simd_avx2.h"
 
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "formats.h"
 
@@ -11,6 +13,7 @@ namespace {
 #include "generic/epilogue.inl"
 #include "generic/elementwise.inl"
 #include "generic/prepare.inl"
+#include "generic/images.inl"
 #include "generic/matmul_float.inl"
 #include "avx2_matmul.inl"
 #include "generic/attention.inl"
@@ -19,6 +22,6 @@ namespace {
 const fp::Kernels& fp::avx2_kernels() {
   static const Kernels table{"avx2", matmul, prepare_rows, norm_rows, lookup_row, add_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
-                             route_row, sigmoid_of};
+                             route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
   return table;
 }

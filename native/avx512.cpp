@@ -3,6 +3,8 @@
 #include "simd_avx512.h"
 
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "formats.h"
 
@@ -15,6 +17,7 @@ constexpr bool kFetchesAhead = false;
 #include "generic/epilogue.inl"
 #include "generic/elementwise.inl"
 #include "generic/prepare.inl"
+#include "generic/images.inl"
 #include "generic/matmul_float.inl"
 #include "avx512_matmul.inl"
 #include "generic/attention.inl"
@@ -23,6 +26,6 @@ constexpr bool kFetchesAhead = false;
 const fp::Kernels& fp::avx512_kernels() {
   static const Kernels table{"avx512", matmul, prepare_rows, norm_rows, lookup_row, add_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
-                             route_row, sigmoid_of};
+                             route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
   return table;
 }

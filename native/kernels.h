@@ -352,6 +352,15 @@ struct Kernels {
   // normalise: divided by the sum of the chosen ones, added in that order. scores is overwritten.
   void (*route)(float* scores, int64_t n, int64_t chosen, bool normalise, int32_t* which, float* share);
   float (*sigmoid)(float x);
+  // Row r of x from `count` pixels of `width` channels side by side (count * width = x.k), null = zeros.
+  // scratch: prepare_scratch(x.k) bytes.
+  void (*prepare_window)(const float* const* pixels, int64_t count, int64_t width, Activations& x, int64_t r,
+                         uint8_t* scratch);
+  // Of `rows` pixels of k channels, each after the other: sums[c] of x - pivot[c], and squares[c] of its squares.
+  void (*channel_sums)(const float* in, int64_t rows, int64_t k, const float* pivot, float* sums, float* squares);
+  // Rows of k floats: out = act(x * scale + shift), product and sum rounded together; out may be in.
+  void (*scale_rows)(const float* in, float* out, const float* scale, const float* shift, Act act, int64_t k,
+                     int64_t rows);
 };
 
 constexpr int64_t prepare_scratch(int64_t k) { return 4 * round_up(k, kBlockK) * 4; }

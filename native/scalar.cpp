@@ -2,11 +2,14 @@
 #include "kernels.h"
 #include "simd_scalar.h"
 
+#include <type_traits>
+
 namespace {
 #include "generic/math.inl"
 #include "generic/epilogue.inl"
 #include "generic/elementwise.inl"
 #include "generic/prepare.inl"
+#include "generic/images.inl"
 #include "generic/matmul_float.inl"
 #include "generic/matmul_int.inl"
 #include "generic/attention.inl"
@@ -21,6 +24,6 @@ void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p
 const fp::Kernels& fp::scalar_kernels() {
   static const Kernels table{"scalar", matmul, prepare_rows, norm_rows, lookup_row, add_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
-                             route_row, sigmoid_of};
+                             route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
   return table;
 }

@@ -80,46 +80,70 @@ inline I whole_numbers(const float* x, Lanes lanes, V inverse, V limit, V lower)
   return vround_i32(vmin(vmax(vmul(lanes.load(x), inverse), lower), limit));
 }
 
-// Integers with one scale a row: fifteen bits, v = 128 * hi + lo, or eight. most: the row's greatest magnitudes.
+// Integers with one scale a row: fifteen bits, v = 128 * hi + lo, or eight. 64 columns after the other, then end().
 template <fp::ActKind Kind>
-inline void quantise_row(const float* x, fp::Activations& a, int64_t r, V most) {
-  constexpr bool kTwo = Kind == fp::ActKind::Int15;
-  constexpr float kMost = kTwo ? 16256.0f : 127.0f;
-  const int64_t k = a.k, step = a.int_planes() * a.height() * 64;
-  const float amax = reduce_max(most);
-  // A row that is all zero, or holds no number to scale by, counts as zero.
-  const bool usable = amax > 0.0f && amax < 3.0e38f;
-  a.scale[r] = usable ? amax / kMost : 0.0f;
-  const V inverse = vset(usable ? kMost / amax : 0.0f), limit = vset(kMost), lower = vset(-kMost);
-  int8_t *hi = a.block(r / 16, 0, 0) + r % 16 * 64, *lo = hi + a.height() * 64;
+struct Quantiser {
+  static constexpr bool kTwo = Kind == fp::ActKind::Int15;
+  static constexpr float kMost = kTwo ? 16256.0f : 127.0f;
+  fp::Activations& a;
+  const int64_t r, step;
+  const bool usable;
+  const V inverse, limit = vset(kMost), lower = vset(-kMost);
+  int8_t *hi, *lo;
+  int64_t sums = 0;
   I total_hi = iset(0), total_lo = iset(0);
-  for (int64_t at = 0; at < a.k_pad(); at += 64, hi += step, lo += step) {
-    I v[4];
-    if (at + 64 <= k) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) v[j] = whole_numbers(x + at + 16 * j, WholeVector{}, inverse, limit, lower);
-    } else {
-      for (int j = 0; j < 4; ++j) {
-        const int64_t left = k - at - 16 * j;
-        v[j] = left <= 0 ? iset(0)
-                         : whole_numbers(x + at + 16 * j, PartVector{int(left < 16 ? left : 16)}, inverse, limit, lower);
-      }
-    }
+
+  // most: the greatest magnitude in the row. A row that is all zero, or holds no number to scale by, counts as zero.
+  Quantiser(fp::Activations& a, int64_t r, float most)
+      : a(a), r(r), step(a.int_planes() * a.height() * 64), usable(most > 0.0f && most < 3.0e38f),
+        inverse(vset(usable ? kMost / most : 0.0f)), hi(a.block(r / 16, 0, 0) + r % 16 * 64), lo(hi + a.height() * 64) {
+    a.scale[r] = usable ? most / kMost : 0.0f;
+  }
+  void put(const I* v) {
     if constexpr (kTwo) {
       istore_planes(hi, lo, v);
       total_hi = isum_bytes(total_hi, hi);
       total_lo = isum_bytes(total_lo, lo);
       if (a.summed) {
-        isum_i8(hi, a.row_sums(0, r) + at / 16);
-        isum_i8(lo, a.row_sums(1, r) + at / 16);
+        isum_i8(hi, a.row_sums(0, r) + sums);
+        isum_i8(lo, a.row_sums(1, r) + sums);
+        sums += 4;
       }
     } else {
       istore_bytes(hi, v);
       total_hi = isum_bytes(total_hi, hi);
     }
+    hi += step;
+    lo += step;
   }
-  a.row_offsets(r)[0] = -128 * ireduce_add(total_hi);
-  if constexpr (kTwo) a.row_offsets(r)[1] = -128 * ireduce_add(total_lo);
+  void whole(const float* x) {
+    I v[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) v[j] = whole_numbers(x + 16 * j, WholeVector{}, inverse, limit, lower);
+    put(v);
+  }
+  // The first `left` of 64 columns; zeros after them.
+  void part(const float* x, int64_t left) {
+    I v[4];
+    for (int j = 0; j < 4; ++j, left -= 16)
+      v[j] = left <= 0 ? iset(0)
+                       : whole_numbers(x + 16 * j, PartVector{int(left < 16 ? left : 16)}, inverse, limit, lower);
+    put(v);
+  }
+  void end() {
+    a.row_offsets(r)[0] = -128 * ireduce_add(total_hi);
+    if constexpr (kTwo) a.row_offsets(r)[1] = -128 * ireduce_add(total_lo);
+  }
+};
+
+// most: the row's greatest magnitudes.
+template <fp::ActKind Kind>
+inline void quantise_row(const float* x, fp::Activations& a, int64_t r, V most) {
+  Quantiser<Kind> row(a, r, reduce_max(most));
+  int64_t at = 0;
+  for (; at + 64 <= a.k; at += 64) row.whole(x + at);
+  if (at < a.k) row.part(x + at, a.k - at);
+  row.end();
 }
 
 inline void float_row(const float* x, fp::Activations& a, int64_t r) {
