@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
-from transformers import BertTokenizer, GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
+from transformers import BertTokenizer, CLIPTokenizer, GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
 
 from forwardpass.errors import ModelFileError, UnsupportedModelError
 from forwardpass.stages.text_stream import TextStream
@@ -120,6 +120,48 @@ def test_vocab_json_and_merges(tmp_path, byte_pairs, kind):
     assert vocab["<|endoftext|>"] not in plain
 
 
+@pytest.fixture(scope="module")
+def word_end_pairs():
+    """(vocab, merges) of words that end with "</w>", trained here; every byte is a piece within and at the end."""
+    backend = Backend(models.BPE(end_of_word_suffix="</w>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, show_progress=False,
+                                  end_of_word_suffix="</w>")
+    backend.train_from_iterator([line.lower() for line in LINES], trainer)
+    merges = [" ".join(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]
+    tokens = [*letters, *(letter + "</w>" for letter in letters), *(merge.replace(" ", "") for merge in merges)]
+    tokens = [*dict.fromkeys(tokens), "<|startoftext|>", "<|endoftext|>"]
+    return {token: i for i, token in enumerate(tokens)}, merges
+
+
+@pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
+def test_vocab_json_and_merges_of_clip(tmp_path, word_end_pairs, pad):
+    vocab, merges = word_end_pairs
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    config = {"tokenizer_class": "CLIPTokenizer", "pad_token": pad, "model_max_length": 77}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert has_tokenizer(tmp_path)
+    witness = CLIPTokenizer.from_pretrained(tmp_path)
+    tokenizer = tokenizer_from_directory(tmp_path)
+    for text in [*NASTY, *LINES[::5], "A  Photo of\tan ÉLAN, isn't it!! 1234", "a<|endoftext|>b", ""]:
+        ids = tokenizer.encode(text, add_special_tokens=True, parse_special=True)
+        assert ids == witness(text)["input_ids"], text
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_ids) == (vocab[pad], (vocab["<|endoftext|>"],))
+    plain = tokenizer.encode("Two  Words", add_special_tokens=False, parse_special=False)
+    assert tokenizer.decode(plain) == "two words"
+
+
+def test_a_vocabulary_of_clip_without_its_marks(tmp_path, word_end_pairs):
+    vocab, merges = word_end_pairs
+    (tmp_path / "vocab.json").write_text(json.dumps({token: i for token, i in vocab.items() if "start" not in token}))
+    (tmp_path / "merges.txt").write_text("\n".join(merges))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
+    with pytest.raises(ModelFileError, match=r"lacks the bos token '<\|startoftext\|>'"):
+        tokenizer_from_directory(tmp_path)
+
+
 def test_added_tokens_json(tmp_path, byte_pairs):
     vocab, merges = byte_pairs
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
@@ -141,7 +183,7 @@ def test_added_tokens_json(tmp_path, byte_pairs):
 @pytest.mark.parametrize(
     ("config", "vocab", "error", "words"),
     [
-        ({"tokenizer_class": "CLIPTokenizer"}, {"a": 0}, UnsupportedModelError, "CLIPTokenizer.*GPT2Tokenizer"),
+        ({"tokenizer_class": "CTRLTokenizer"}, {"a": 0}, UnsupportedModelError, "CTRLTokenizer.*GPT2Tokenizer"),
         ({"tokenizer_class": 3}, {"a": 0}, UnsupportedModelError, "of a 3;"),
         ({"tokenizer_class": ["GPT2Tokenizer"]}, {"a": 0}, UnsupportedModelError, "GPT2Tokenizer"),
         ({}, {"a</w>": 0}, UnsupportedModelError, "tokenizer.json"),

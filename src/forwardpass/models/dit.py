@@ -63,7 +63,7 @@ class Dit:
         """See Denoiser."""
         for name, value in (("height", height), ("width", width)):
             if value < 1 or value % self.patch:
-                raise ParameterError(f"the {name} of latents must be a multiple of the patch's {self.patch}, not {value}")
+                raise ParameterError(f"the {name} of latents must be a multiple of the patch {self.patch}, not {value}")
         patches = height * width // self.patch**2
         if patches > MAX_PATCHES:
             raise ParameterError(f"latents must have at most {MAX_PATCHES} patches; {height} x {width} have {patches}")

@@ -1,7 +1,7 @@
 """The older forms of a tokenizer in a Hugging Face directory: tokenizer.model, vocab.json with merges.txt, vocab.txt.
 
 Which one a directory has decides everything; where the files leave something open, the defaults are those of the
-transformers class that reads this form (Llama and T5, GPT-2, BERT).
+transformers class that reads this form (Llama and T5, GPT-2, CLIP, BERT).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import ModelFileError, UnsupportedModelError
 from . import piece_forms
 from .piece_forms import Form, Names, Reader
-from .recipes import BytePairs, WordPieces
+from .recipes import BytePairs, WordEndPairs, WordPieces
 from .sentence_pieces import Pieces, build_pairs, build_unigrams, read_piece_file
 from .text_files import numbered, read_object, read_text
 
@@ -32,7 +32,7 @@ def older_form(path: Path, kind: str) -> Reader | None:
     if any((path / name).is_file() for name in PIECE_FILES):
         return {"T5": _t5, "Pegasus": _pegasus}.get(kind, _piece_file)
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return _byte_pairs
+        return _word_end_pairs if kind == "CLIP" else _byte_pairs
     if (path / "vocab.txt").is_file():
         return _word_pieces
     return None
@@ -76,9 +76,7 @@ def _byte_pairs(path: Path, config: dict, names: Names) -> Form:
             f"vocabularies of {', '.join(_CUTTERS)} can be read. Save the tokenizer once as tokenizer.json."
         )
     extra = read_object(path / "added_tokens.json")
-    tokens = numbered({**extra, **vocab}, path / "vocab.json")
-    lines = read_text(path / "merges.txt").split("\n")
-    merges = [line for line in lines if line and not line.startswith("#version")]
+    tokens, merges = numbered({**extra, **vocab}, path / "vocab.json"), _merges(path)
     if "<|endoftext|>" in vocab:
         names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", **names}
     place = {token: i for i, token in enumerate(tokens)}
@@ -86,6 +84,27 @@ def _byte_pairs(path: Path, config: dict, names: Names) -> Form:
     added = {i: True for i in special} | {place[token]: True for token in extra}
     prefix, suffix = _class_and_separator(names, place)
     return Form(BytePairs(tokens, merges, pre, added, prefix, suffix).build(), names)
+
+
+def _merges(path: Path) -> list[str]:
+    lines = read_text(path / "merges.txt").split("\n")
+    return [line for line in lines if line and not line.startswith("#version")]
+
+
+def _word_end_pairs(path: Path, config: dict, names: Names) -> Form:
+    extra = read_object(path / "added_tokens.json")
+    tokens = numbered({**extra, **read_object(path / "vocab.json")}, path / "vocab.json")
+    place = {token: i for i, token in enumerate(tokens)}
+    end = "<|endoftext|>"
+    names = {"bos_token": "<|startoftext|>", "eos_token": end, "unk_token": end, "pad_token": end, **names}
+    for name in ("bos_token", "eos_token", "unk_token"):
+        if names[name] not in place:
+            raise ModelFileError(f"{path / 'vocab.json'} lacks the {name.replace('_', ' ')} {names[name][:80]!r}; "
+                                 "fetch the file again.")
+    added = {place[token]: True for token in names.values() if token in place} | {place[token]: True for token in extra}
+    recipe = WordEndPairs(tokens, _merges(path), added, place[names["unk_token"]], (place[names["bos_token"]],),
+                          (place[names["eos_token"]],))
+    return Form(recipe.build(), names)
 
 
 def _word_pieces(path: Path, config: dict, names: Names) -> Form:

@@ -50,6 +50,38 @@ class BytePairs:
 
 
 @dataclass(frozen=True)
+class WordEndPairs:
+    """A byte-level vocabulary of lower-case words whose last token ends with "</w>" (CLIP). What is between words does
+    not count; unknown: the token for what no piece spells."""
+
+    tokens: list[str]
+    merges: list[str]
+    added: Mapping[int, bool]
+    unknown: int | None = None
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    END = "</w>"
+    WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+
+    def build(self) -> Backend:
+        vocab = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        unknown = None if self.unknown is None else self.tokens[self.unknown]
+        merges = _halves(self.merges)
+        backend = Backend(_bpe(vocab=vocab, merges=merges, end_of_word_suffix=self.END, unk_token=unknown))
+        backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
+                                                   normalizers.Lowercase()])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(self.WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(self.END, " "),
+                                             decoders.Strip(" ", 0, 1)])
+        _add(backend, self.tokens, self.added)
+        set_wrapping(backend, [self.tokens[i] for i in self.prefix], [self.tokens[i] for i in self.suffix])
+        return backend
+
+
+@dataclass(frozen=True)
 class Spaces:
     """How SentencePiece prepares a text.
 
@@ -179,9 +211,10 @@ class WordPieces:
         return backend
 
 
-Recipe = BytePairs | ScoredPairs | Unigrams | WordPieces
+Recipe = BytePairs | WordEndPairs | ScoredPairs | Unigrams | WordPieces
 
-_KINDS: dict[str, type[Recipe]] = {kind.__name__: kind for kind in (BytePairs, ScoredPairs, Unigrams, WordPieces)}
+_KINDS: dict[str, type[Recipe]] = {kind.__name__: kind for kind in (BytePairs, WordEndPairs, ScoredPairs, Unigrams,
+                                                                    WordPieces)}
 
 
 def recipe_to_dict(recipe: Recipe) -> dict:
