@@ -37,22 +37,9 @@ OLDER = {"Transformer2DModel": {"ada_norm_zero": "DiTTransformer2DModel",
 """A class that was several -> what it became, by norm_type."""
 
 
-def read(source: Source, config: Mapping, known: Mapping[str, Component], where: str) -> tuple[Component, Checkpoint]:
-    """The kind, spec and weights of a component that is open. config: its config.json;  known: DENOISERS or
-    AUTOENCODERS;  where: its config's place, for errors.
-
-    Reads no weights, except to compare what may be there twice. Raises ModelFileError with all problems of the weights
-    at once, or UnsupportedModelError that names the class and what is supported.
-    """
-    component, spec = read_spec(config, known, where)
-    bound = match(component.family.weight_rows(spec), source, component.family.IGNORED)
-    if hasattr(component.family, "finish"):
-        spec, bound = component.family.finish(spec, bound, source)
-    return component, Checkpoint(spec, tuple(bound), source.warnings)
-
-
 def read_spec(config: Mapping, known: Mapping[str, Component], where: str) -> tuple[Component, Any]:
-    """The kind and spec that a component's config describes."""
+    """The kind and spec that a component's config describes. known: DENOISERS or AUTOENCODERS;  where: the config's
+    place, for errors. Raises ModelFileError, or UnsupportedModelError that names the class and what is supported."""
     name = Fields(config, where).text("_class_name")
     if name in OLDER:
         kinds = OLDER[name]
@@ -66,3 +53,12 @@ def read_spec(config: Mapping, known: Mapping[str, Component], where: str) -> tu
         raise UnsupportedModelError(f"{where}: _class_name = {show(name)} is not supported; supported are "
                                     f"{', '.join(known)}; use a model with one of these")
     return known[name], known[name].family.from_config(DiffusersFields(config, name, where))
+
+
+def read_weights(component: Component, spec: Any, source: Source) -> Checkpoint:
+    """The spec with the weights of an open component. Reads none, except to compare what may be there twice. Raises
+    ModelFileError with all problems of the weights at once."""
+    bound = match(component.family.weight_rows(spec), source, component.family.IGNORED)
+    if hasattr(component.family, "finish"):
+        spec, bound = component.family.finish(spec, bound, source)
+    return Checkpoint(spec, tuple(bound), source.warnings)

@@ -25,13 +25,13 @@ class Dit:
 
     def __init__(self, spec: DitSpec, weights: Weights, backend, kv_dtype: str):
         self.spec, self.backend, self.kv_dtype = spec, backend, kv_dtype
-        self.latent_channels, self.out_channels, self.patch = spec.channels, spec.out_channels, spec.patch
+        self.latent_channels, self.out_channels, self.patch = spec.latent_channels, spec.out_channels, spec.patch
         self.sample_size = (spec.sample_size, spec.sample_size)
         self.takes = "label" if spec.labels else "text"
-        self.labels, self.context_width = spec.labels, spec.text_width
+        self.labels, self.context_width = spec.labels, spec.context_width
         self._pass = dit_blocks.record(backend, spec, weights, kv_dtype)
         self._labels = [weights.vectors[f"layers.{e}.labels.weight"] for e in spec.own_embedders] if spec.labels else []
-        self._context = dit_blocks.record_context(backend, spec, weights) if spec.text_width else None
+        self._context = dit_blocks.record_context(backend, spec, weights) if spec.context_width else None
         self._micro = dit_blocks.record_micro(backend, spec, weights) if spec.micro else {}
         self._positions: dict[tuple[int, int], np.ndarray] = {}
         self._sizes: dict[tuple[int, int], np.ndarray] = {}

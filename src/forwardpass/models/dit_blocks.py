@@ -36,7 +36,7 @@ class RecordedDit:
 
 def record(backend, spec: DitSpec, weights: Weights, kv_dtype: str) -> RecordedDit:
     program, width, area = backend.program(), spec.hidden_size, spec.patch**2
-    patches, hidden = program.buffer(area * spec.channels), program.buffer(width)
+    patches, hidden = program.buffer(area * spec.latent_channels), program.buffer(width)
     waves, middle = program.buffer(spec.waves, IMAGES), program.buffer(width, IMAGES)
     final = program.buffer(2 * width, IMAGES)
     conditions, modulation = {}, {}
@@ -93,7 +93,7 @@ def _modulate_last(program: Program, spec: DitSpec, weights: Weights, condition:
 def record_context(backend, spec: DitSpec, weights: Weights) -> Recorded:
     """From a text's states to the keys and values of all layers, those of a layer side by side."""
     program = backend.program()
-    source = rows = program.buffer(spec.text_width)
+    source = rows = program.buffer(spec.context_width)
     if spec.caption:
         middle, rows = program.buffer(spec.hidden_size), program.buffer(spec.hidden_size)
         program.linear(source, middle, [weights.linear("caption.first")], norm=None, activation="gelu_tanh",

@@ -57,7 +57,7 @@ def _columns(spec: DitSpec) -> int:
         if layer.cross:
             wide = layer.cross.num_heads * layer.cross.head_dim
             kinds |= {("cross_q", wide), ("mixed", wide)}
-    return area * (spec.channels + spec.out_channels) + hidden + sum(width for _, width in kinds)
+    return area * (spec.latent_channels + spec.out_channels) + hidden + sum(width for _, width in kinds)
 
 
 def _columns_by_picture(spec: DitSpec) -> int:

@@ -22,7 +22,7 @@ FAMILIES = {"dit": "zero", "pixart": "single"}
 class DitSpec:
     """hidden = product of patches + positions; then layers, the final norm, modulated, and a product: patches again.
 
-    A patch is patch * patch latents of channels (out_channels) columns, row by row.
+    A patch is patch * patch latents of latent_channels (out_channels) numbers, row by row.
     family: "dit" or "pixart";  sample_size: height and width of latents that it was trained at.
 
     base, scale: a patch in column x of n stands at x * base / n / scale, and rows likewise; its position is the sines
@@ -35,8 +35,8 @@ class DitSpec:
     labels: classes; a condition is that of the step and a row of a table, which has one more row for no class.
     embedders: for each layer the number of the layer whose embedding of steps and classes it uses; () = all use one.
 
-    text_width: columns of the text's states, 0 = it reads no text;  caption: two products with gelu between come before
-    keys and values are made of them.
+    context_width: columns of the text's states, 0 = it reads no text;  caption: two products with gelu between come
+    before keys and values are made of them.
     micro: the condition is also told the size of the picture in pixels and its aspect ratio;  factor: pixels that are
     one latent, up or across.
     """
@@ -44,7 +44,7 @@ class DitSpec:
     family: str
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    channels: int
+    latent_channels: int
     out_channels: int
     patch: int
     sample_size: int
@@ -54,7 +54,7 @@ class DitSpec:
     final_norm: NormSpec
     labels: int = 0
     embedders: tuple[int, ...] = ()
-    text_width: int = 0
+    context_width: int = 0
     caption: bool = False
     micro: bool = False
     factor: int = 8
@@ -94,15 +94,15 @@ class DitSpec:
 
     def check(self) -> DitSpec:
         """Return self if the parts fit together; ModelFileError names the first pair that does not."""
-        for name in ("hidden_size", "channels", "out_channels", "sample_size"):
+        for name in ("hidden_size", "latent_channels", "out_channels", "sample_size"):
             value = getattr(self, name)
             _require(1 <= value <= MAX_SIZE, f"{name} from 1 to {MAX_SIZE}", value)
         _require(self.hidden_size % 4 == 0, "a width that is a multiple of 4, as sines and cosines of two places need",
                  self.hidden_size)
         _require(1 <= self.patch <= min(MAX_PATCH, self.sample_size),
                  f"patches from 1 to {min(MAX_PATCH, self.sample_size)} latents a side", self.patch)
-        _require(max(self.channels, self.out_channels) * self.patch**2 <= MAX_SIZE, f"patches of at most {MAX_SIZE} "
-                 "numbers", max(self.channels, self.out_channels) * self.patch**2)
+        numbers = max(self.latent_channels, self.out_channels) * self.patch**2
+        _require(numbers <= MAX_SIZE, f"patches of at most {MAX_SIZE} numbers", numbers)
         _require(self.base >= 1 and 0 < self.scale <= 1e6, "positions with a base of 1 or more and a positive scale",
                  (self.base, self.scale))
         _require(1 <= len(self.layers) <= MAX_LAYERS, f"1 to {MAX_LAYERS} layers", len(self.layers))
@@ -112,8 +112,8 @@ class DitSpec:
                      layer.modulation)
             _require(not layer.attention.causal and layer.attention.rotary is None,
                      "attention of patches that looks both ways", "another")
-            _require((layer.cross is not None) == (self.text_width > 0), "cross-attention where a text is read, only "
-                     "there", layer.cross is not None)
+            _require((layer.cross is not None) == (self.context_width > 0),
+                     "cross-attention where a text is read, and only there", layer.cross is not None)
             if layer.cross:
                 _require(layer.cross.num_heads == layer.cross.num_kv_heads, "cross-attention with a key for each query "
                          "head", layer.cross.num_kv_heads)
@@ -129,7 +129,7 @@ class DitSpec:
 def targets(spec: DitSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor the spec asks for with its shape, in the order in which a pass reads them."""
     width, out = spec.hidden_size, Targets()
-    out.linear("patches", (width, spec.channels * spec.patch**2), bias=True)
+    out.linear("patches", (width, spec.latent_channels * spec.patch**2), bias=True)
     for i in spec.own_embedders:
         at = f"layers.{i}." if spec.labels else ""
         _two(out, at + "time", width, spec.waves)
@@ -141,9 +141,9 @@ def targets(spec: DitSpec) -> dict[str, tuple[int, ...]]:
     if spec.modulation == "single":
         out.linear("time.modulation", (6 * width, width), bias=True)
     if spec.caption:
-        _two(out, "caption", width, spec.text_width)
+        _two(out, "caption", width, spec.context_width)
     for i, layer in enumerate(spec.layers):
-        layer_targets(out, f"layers.{i}.", width, layer, width if spec.caption else spec.text_width)
+        layer_targets(out, f"layers.{i}.", width, layer, width if spec.caption else spec.context_width)
     if spec.modulation == "single":
         out["final.table"] = (2 * width,)
     else:

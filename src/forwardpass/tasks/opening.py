@@ -144,7 +144,7 @@ def open_model(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     generation = settings.generation if settings else {}
     facts = _facts(checkpoint.spec, tokenizer, settings.eos_token_ids if settings else (), generation)
     return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
-                  _arithmetic(weights), checkpoint.warnings, task_settings, _dense(backend, task_settings, arrays),
+                  arithmetic(weights), checkpoint.warnings, task_settings, _dense(backend, task_settings, arrays),
                   arena.nbytes)
 
 
@@ -166,12 +166,12 @@ def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     weights = arena.weights()
     network = Network(model.spec, weights, backend, kv_dtype_for(model.dtype, kv_dtype))
     facts = _facts(model.spec, tokenizer, model.eos_token_ids, model.generation)
-    arithmetic = _arithmetic(weights)
-    return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic, (),
+    return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic(weights), (),
                   model.settings, _dense(backend, model.settings, arena.vectors), arena.nbytes)
 
 
-def _arithmetic(weights: Weights) -> str:
+def arithmetic(weights: Weights) -> str:
+    """"int8", "bfloat16" or "float32", what most weights are multiplied in."""
     sizes: Counter[str] = Counter()
     for matrix in weights.matrices.values():
         sizes[ARITHMETIC[FORMATS[matrix.format]]] += matrix.n * matrix.k

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forwardpass import config
 from forwardpass.backends.native import NativeBackend
+from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.models import components, registry
+from forwardpass.models.components import AUTOENCODERS, DENOISERS
 from forwardpass.models.denoiser import Denoiser
+from forwardpass.models.hf_config import read_json
+from forwardpass.models.loading import Arena, load_weights, plan
 from forwardpass.models.network import Network
+from forwardpass.models.registry import Checkpoint
+from forwardpass.models.spec import ModelSpec
+from forwardpass.quant.formats import kv_dtype_for
+from forwardpass.tasks.opening import arithmetic, stored_bytes
+from forwardpass.tasks.pipeline_index import Reading, read_index
+from forwardpass.weights import packed
+from forwardpass.weights.diffusers_folder import component_files, component_folder, open_component
+from forwardpass.weights.quantized import open_quantized
+from forwardpass.weights.source import Source
 from forwardpass.weights.tokenizer import Tokenizer
+from forwardpass.weights.vocabulary import tokenizer_from_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +72,126 @@ class OpenedPipeline:
     weights_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A component that is open, its weights matched but not read. build: from its spec and weights to what runs."""
+
+    name: str
+    source: Source
+    checkpoint: Checkpoint
+    dtype: str
+    files: list[Path]
+    build: Callable[..., Any]
+
+
 def open_pipeline(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
                   progress: Callable[[int, int], None] | None = None) -> OpenedPipeline:
-    """Open a directory with a model_index.json. The arguments are those of tasks/opening.py's open_model.
+    """Open a directory with a model_index.json. kv_dtype: of keys and values, which are kept only while a pass runs;
+    progress: called as progress(done bytes, all bytes).
 
-    Raises ModelFileError, UnsupportedModelError or CapacityError; nothing stays open.
+    dtype: "auto", every tensor as stored; "float32" and "bfloat16", all components. The dtypes of fewer bits are those
+    of the denoiser's matrices ("int8" is "w8a8"): what it makes of steps, classes and patches, its last product and the
+    autoencoder stay as stored, since an error there is felt in every pixel. A text encoder then has "w8a16" weights, or
+    those of "int4": it runs once a prompt, and its states go into every step.
+
+    Everything is checked before weights are read. Raises ModelFileError, UnsupportedModelError, ParameterError or
+    CapacityError; nothing stays open.
     """
-    raise NotImplementedError
+    index = read_index(path)
+    layout, few_bits = index.layout, dtype not in ("auto", "float32", "bfloat16")
+    with ExitStack() as sources:
+        parts = {"denoiser": _component(path, layout.denoiser, DENOISERS, layout.classes, dtype, sources)}
+        if index.autoencoder:
+            parts["vae"] = _component(path, "vae", AUTOENCODERS, tuple(AUTOENCODERS),
+                                      "auto" if few_bits else dtype, sources)
+        if layout.text:
+            parts["text"] = _text_encoder(path, "w8a16" if few_bits and dtype != "int4" else dtype, sources)
+        specs = {role: part.checkpoint.spec for role, part in parts.items()}
+        denoiser = parts["denoiser"]
+        specs["denoiser"] = _fitting(path, specs["denoiser"], specs.get("vae"), specs.get("text"))
+        parts["denoiser"] = replace(denoiser, checkpoint=replace(denoiser.checkpoint, spec=specs["denoiser"]))
+        reads = _reader(path, layout.text, specs["text"]) if layout.text else {}
+        schedule = read_json(component_folder(path, "scheduler") / "scheduler_config.json")
+        labels = index.labels(getattr(specs["denoiser"], "labels", 0))
+        arenas = _load(parts, backend, progress)
+    weights = {role: arena.weights() for role, arena in arenas.items()}
+    made = {role: part.build(specs[role], weights[role], backend, kv_dtype_for(dtype, kv_dtype))
+            for role, part in parts.items()}
+    stored = {f"{part.name}/{target}": size for role, part in parts.items()
+              for target, size in stored_bytes(part.checkpoint, arenas[role], part.dtype).items()}
+    warnings = (*index.warnings, *(said for part in parts.values() for said in part.checkpoint.warnings))
+    return OpenedPipeline(path, index.name, dtype, made["denoiser"], made.get("vae"),
+                          TextEncoder(made["text"], **reads) if layout.text else None, schedule, labels, warnings,
+                          stored, arithmetic(weights["denoiser"]), sum(arena.nbytes for arena in arenas.values()))
+
+
+def _component(path: Path, name: str, known: Mapping[str, components.Component], classes: tuple[str, ...], dtype: str,
+               sources: ExitStack) -> _Part:
+    folder = component_folder(path, name)
+    values = read_json(folder / "config.json")
+    known = {kind: one for kind, one in known.items() if kind in classes}
+    component, spec = components.read_spec(values, known, str(folder / "config.json"))
+    source = sources.enter_context(open_component(folder))
+    checkpoint = components.read_weights(component, spec, source)
+    return _Part(name, source, checkpoint, dtype, component_files(folder), component.build)
+
+
+def _text_encoder(path: Path, dtype: str, sources: ExitStack) -> _Part:
+    folder = component_folder(path, "text_encoder")
+    values = read_json(folder / "config.json")
+    source = sources.enter_context(open_quantized(open_component(folder), values))
+    checkpoint = registry.read(source, values)
+    if checkpoint.spec.causal or checkpoint.spec.patches:
+        raise UnsupportedModelError(f"{folder / 'config.json'}: expected an encoder of texts, found a model of family "
+                                    f"{checkpoint.spec.family} that is none; use a model whose text encoder is one")
+    return _Part("text_encoder", source, checkpoint, dtype, component_files(folder), Network)
+
+
+def _fitting(path: Path, denoiser: Any, vae: Any | None, text: ModelSpec | None) -> Any:
+    """The denoiser's spec, told what the others say. Raises ModelFileError where they don't fit together."""
+    latents = denoiser.latent_channels
+    if vae and vae.latent_channels != latents:
+        raise ModelFileError(f"{path}: expected a denoiser of the autoencoder's {vae.latent_channels} latent channels, "
+                             f"found {latents}; a model for inpainting, or parts of two models: use another")
+    if not vae and latents not in (1, 3):
+        raise ModelFileError(f"{path}: expected 1 or 3 channels of pixels in a model without an autoencoder, found "
+                             f"{latents}; fetch the whole model again")
+    if denoiser.out_channels not in (latents, 2 * latents):
+        raise ModelFileError(f"{path}: expected a denoiser that predicts {latents} channels, or {2 * latents} with "
+                             f"variances, found {denoiser.out_channels}; fix its config or fetch the model again")
+    if denoiser.context_width != (text.hidden_size if text else 0):
+        raise ModelFileError(f"{path}: expected a text encoder whose states have the {denoiser.context_width} columns "
+                             f"that the denoiser reads, found {text.hidden_size if text else 'none'}; fetch the whole "
+                             "model again")
+    return replace(denoiser, factor=vae.factor if vae else 1) if getattr(denoiser, "micro", False) else denoiser
+
+
+def _reader(path: Path, reading: Reading, spec: ModelSpec) -> dict[str, Any]:
+    """The fields of a TextEncoder beside its network."""
+    folder = component_folder(path, "tokenizer")
+    tokenizer = tokenizer_from_directory(folder)
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelFileError(f"{folder}: expected a tokenizer of at most the text encoder's {spec.vocab_size} tokens, "
+                             f"found {tokenizer.vocab_size}; fetch the whole model again")
+    longest = min(reading.max_length, spec.max_position_embeddings)
+    if reading.how == "clip":  # the others cut prompts at a length of the pipeline's own
+        longest = min(longest, tokenizer.model_max_length or longest)
+    if tokenizer.pad_token_id is None or not tokenizer.eos_token_ids:
+        raise ModelFileError(f"{folder}: expected tokens for padding and for the end of a text, found "
+                             f"{tokenizer.pad_token_id} and {tokenizer.eos_token_ids}; fetch the tokenizer again")
+    return {"tokenizer": tokenizer, "max_length": longest, "how": reading.how, "pad_id": tokenizer.pad_token_id}
+
+
+def _load(parts: Mapping[str, _Part], backend: NativeBackend, progress: Callable[[int, int], None] | None
+          ) -> dict[str, Arena]:
+    """All weights, or those kept in the cache."""
+    totals = {role: plan(part.checkpoint, part.dtype)[1] for role, part in parts.items()}
+    arenas, before = {}, 0
+    for role, part in parts.items():
+        def tell(done: int, total: int, before: int = before) -> None:
+            progress(before + done, sum(totals.values()))
+
+        arenas[role] = load_weights(part.checkpoint, part.source, part.dtype, backend, config.cache_dir(),
+                                    packed.source_key(part.files, part.dtype), tell if progress else None)
+        before += totals[role]
+    return arenas

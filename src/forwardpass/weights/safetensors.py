@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,14 @@ MAX_DIMENSIONS = 8
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
+def is_index(name: str) -> bool:
+    """Whether a file of this name lists shards. Diffusers puts the name of a variant within the suffix
+    (model.safetensors.index.fp16.json)."""
+    return re.search(r"\.safetensors\.index(\.\w+)?\.json$", name) is not None
+
+
 def open_safetensors(path: str | os.PathLike[str]) -> MappedSource:
-    """Opens a file, an index (`*.safetensors.index.json`) or a directory that holds either, as a `Source`.
+    """Opens a file, an index (`is_index`) or a directory that holds either, as a `Source`.
 
     In a directory `model.safetensors` comes first, then `model.safetensors.index.json`, then the only file or index
     under another name. Tensors of types other than F32, F16 and BF16 are listed, and `data` raises
@@ -39,7 +46,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> MappedSource:
     tensors: dict[str, TensorInfo] = {}
     places: dict[str, tuple[MappedFile, int]] = {}
     try:
-        if path.name.endswith(INDEX_SUFFIX):
+        if is_index(path.name):
             for shard, names in _read_index(path).items():
                 listed = _read_file(path.parent / shard, files, tensors, places)
                 _compare(path, shard, names, listed)

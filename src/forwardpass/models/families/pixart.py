@@ -55,7 +55,7 @@ def from_config(f: DiffusersFields) -> DitSpec:
     f.close({**dit.OFF, "interpolation_scale": ()}, (*dit.WITHOUT_EFFECT, "num_embeds_ada_norm"))
     return DitSpec("pixart", width, (layer,) * n["layers"], n["channels"], n["out"], n["patch"], sample,
                    sample // n["patch"], max(sample // 64, 1) if scale is None else scale, 0.0,
-                   NormSpec("layer", 1e-6, weight=False), text_width=captions or text, caption=bool(captions),
+                   NormSpec("layer", 1e-6, weight=False), context_width=captions or text, caption=bool(captions),
                    micro=micro).check()
 
 
