@@ -24,7 +24,8 @@ constexpr bool kFetchesAhead = false;
 }  // namespace
 
 const fp::Kernels& fp::avx512_kernels() {
-  static const Kernels table{"avx512", matmul, prepare_rows, norm_rows, lookup_row, add_row,
+  static const Kernels table{"avx512", matmul, prepare_rows, norm_rows, lookup_row, add_row, modulate_rows, add_gated_row,
+                             activate_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
   return table;

@@ -102,7 +102,7 @@ void each_expert(const std::vector<ExpertRows>& groups, int64_t begin, int64_t e
 
 void Program::experts(const Op& op, int index, const Step& step, const Team& team) {
   const Experts& e = *op.experts;
-  Mixture m(e, step.rows, experts_memory_.data);
+  Mixture m(e, rows_of(op, step), experts_memory_.data);
   const int64_t rows = m.rows, width = m.width;
   const int64_t begin = rows * team.tid / team.size, end = rows * (team.tid + 1) / team.size;
   uint8_t* scratch = team.scratch;

@@ -204,13 +204,14 @@ inline Activations activations_for(const Matrix& w, const Matrix& other, int64_t
 // ---------------------------------------------------------------- elementwise
 enum class Act : int { None = 0, Silu = 1, GeluTanh = 2, GeluErf = 3, Relu = 4, QuickGelu = 5, Tanh = 6 };
 constexpr int kActs = 7;
-enum class NormKind : int { None = 0, Rms = 1, Layer = 2 };
+enum class NormKind : int { None = 0, Rms = 1, Layer = 2, Scale = 3 };  // Scale: no statistics
+constexpr int kNorms = 4;
 
 struct Norm {
   NormKind kind = NormKind::None;
   float eps = 0;
-  const float* weight = nullptr;
-  const float* bias = nullptr;  // may be null
+  const float* weight = nullptr;  // null: 1
+  const float* bias = nullptr;    // null: 0
 };
 
 // What happens to y = W x for each output, in this order: y += bias, then
@@ -334,6 +335,13 @@ struct Kernels {
   void (*lookup)(const Matrix& w, int64_t row, float* out);
   // out[i] += scale * x[i], rounded after the product and after the sum.
   void (*add)(float* out, const float* x, float scale, int64_t k);
+  // Rows of k floats: out = in * (1 + scale) + shift, the sum 1 + scale rounded, then one fma; out may be in.
+  void (*modulate)(const float* in, int64_t in_ld, float* out, int64_t out_ld, const float* shift, const float* scale,
+                   int64_t k, int64_t rows);
+  // out[i] = fma(gate[i], x[i], out[i]).
+  void (*add_gated)(float* out, const float* x, const float* gate, int64_t k);
+  // out[i] = act(in[i]); out may be in.
+  void (*activate)(Act act, const float* in, float* out, int64_t n);
   // One layer's attention, run by every thread of the team together (it calls team.barrier()).
   void (*attention)(const Attention& a, const Team& team);
   // Keys and values of all rows into the cache's slots past[s] + i: of an Attention that has no query heads.

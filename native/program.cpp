@@ -30,32 +30,35 @@ void Program::prepare_memory(const Step& step) {
   buffers_.resize(widths_.size());
   scratch_.resize(size_t(pool_->size()));
   for (size_t i = 0; i < widths_.size(); ++i)
-    if (!bound_[i]) buffers_[i].reserve(step.rows * widths_[i] * 4 + 64);
+    if (!bound_[i]) buffers_[i].reserve(step.in_space(spaces_[i]).count * widths_[i] * 4 + 64);
   for (RotaryTable* table : rotaries_) table->prepare(step);
   if (stretches_.empty()) find_stretches();
   int64_t shared = 0, own = 0, scratch = 0, common = 64, mixture = 0;
   for (Op& op : ops_) {
+    const Rows rows = step.in_space(space(op));
     if (op.kind == OpKind::Linear || op.kind == OpKind::Gated) {
-      const Activations x = activations(op, step.rows);
-      (step.rows <= kOwnRows ? own : shared) = std::max(step.rows <= kOwnRows ? own : shared, x.bytes());
+      const Activations x = activations(op, rows.count);
+      (rows.count <= kOwnRows ? own : shared) = std::max(rows.count <= kOwnRows ? own : shared, x.bytes());
       scratch = std::max(scratch, std::max(matmul_scratch(x.k), prepare_scratch(x.k)));
     }
     if (op.kind == OpKind::Positions || op.kind == OpKind::Types || op.kind == OpKind::AddNormed)
       scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
     if (op.kind == OpKind::Experts) {
-      mixture = std::max(mixture, Mixture(*op.experts, step.rows, nullptr).bytes);
+      mixture = std::max(mixture, Mixture(*op.experts, rows.count, nullptr).bytes);
       for (const GatedMlp& mlp : op.experts->mlps)
         for (int64_t k : {mlp.gate.w.k, mlp.down.w.k})
           scratch = std::max(scratch, std::max(matmul_scratch(k), prepare_scratch(k)));
     }
     if (op.kind == OpKind::Attention) {
-      const int64_t context = op.attention.keys == Keys::Source ? step.longest_source : step.longest_context;
-      scratch = std::max(scratch, kernels_.attention_scratch(op.attention, step.rows, context));
-      common = std::max(common, kernels_.attention_common(op.attention, step.rows, context));
+      const Keys keys = op.attention.keys;
+      const int64_t context = keys == Keys::Source ? step.longest_source : keys == Keys::Own ? rows.longest
+                                                                                             : step.longest_context;
+      scratch = std::max(scratch, kernels_.attention_scratch(op.attention, rows.count, context));
+      common = std::max(common, kernels_.attention_common(op.attention, rows.count, context));
     }
   }
-  for (size_t i = 0; by_rows(step) && i < ops_.size(); ++i)
-    for (size_t j = i; j < stretches_[i].end; ++j)
+  for (size_t i = 0; i < ops_.size(); ++i)
+    for (size_t j = i; by_rows(i, step) && j < stretches_[i].end; ++j)
       if (!ops_[j].parts.empty())
         own = std::max(own, stretches_[i].bytes + activations(ops_[j], stretches_[i].rows).bytes());
   shared_activations_.reserve(shared);
@@ -105,7 +108,7 @@ void Program::fetch_ahead(size_t index, int64_t rows, const Team& team) const {
 
 void Program::linear(Op& op, int index, const Step& step, const Team& team) {
   const float* in = buffer(op.in);
-  const int64_t in_width = widths_[size_t(op.in)], rows = step.rows;
+  const int64_t in_width = widths_[size_t(op.in)], rows = rows_of(op, step);
   uint8_t* own = team.scratch;
   uint8_t* scratch = own;
   Activations x = activations(op, rows);
@@ -143,6 +146,11 @@ void Program::products(const Op& op, const Activations& x, float* out, int64_t p
 }
 
 void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
+  const Rows rows = step.in_space(space(op));
+  if (rows.count == 0) {
+    if (op.meet) team.barrier();
+    return;
+  }
   switch (op.kind) {
     case OpKind::Linear:
     case OpKind::Gated: linear(op, index, step, team); return;
@@ -159,7 +167,7 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
         a.table_stride = step.table_stride;
       }
       a.sequences = step.sequences;
-      a.starts = step.starts;
+      a.starts = rows.starts;
       a.past = step.past;
       a.sources = step.sources;
       a.positions = step.positions;
@@ -171,14 +179,14 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
       break;
     }
     case OpKind::Cap: {  // all columns of all rows are alike, and one row may be a whole vocabulary
-      const int64_t vectors = (step.rows * widths_[size_t(op.out)] + 15) / 16;
+      const int64_t values = rows.count * widths_[size_t(op.out)], vectors = (values + 15) / 16;
       const int64_t begin = vectors * team.tid / team.size * 16;
-      const int64_t end = std::min(vectors * (team.tid + 1) / team.size * 16, step.rows * widths_[size_t(op.out)]);
+      const int64_t end = std::min(vectors * (team.tid + 1) / team.size * 16, values);
       kernels_.cap(buffer(op.out) + begin, op.scale, op.limit, end - begin);
       break;
     }
     default:  // each thread has a contiguous share of the rows, the same in all of these operations
-      run_rows(op, step, {step.rows * team.tid / team.size, step.rows * (team.tid + 1) / team.size, team.scratch});
+      run_rows(op, step, {rows.count * team.tid / team.size, rows.count * (team.tid + 1) / team.size, team.scratch});
   }
   if (op.meet) team.barrier();
 }
@@ -187,7 +195,9 @@ void Program::run(const Step& step, bool timed) {
   prepare_memory(step);
   Barrier& barrier = pool_->barrier();
   // A look-up of a few rows is done before a second thread has woken up.
-  const bool alone = !heavy_ && step.rows <= kOwnRows;
+  const bool alone = !heavy_ && std::all_of(spaces_.begin(), spaces_.end(), [&](int space) {
+    return step.in_space(space).count <= kOwnRows;
+  });
   auto work = [&](int tid) {
     Memory& scratch = scratch_[size_t(tid)];
     Team team{tid, alone ? 1 : pool_->size(), &barrier,
@@ -195,7 +205,7 @@ void Program::run(const Step& step, bool timed) {
               scratch.data, scratch.bytes, common_.data, common_.bytes};
     using clock = std::chrono::steady_clock;
     for (size_t i = 0; i < ops_.size(); ++i) {
-      if (by_rows(step) && stretches_[i].end) {
+      if (by_rows(i, step)) {
         run_stretch(i, step, team, timed);
         i = stretches_[i].end - 1;
       } else if (timed && tid == 0) {

@@ -18,7 +18,7 @@
 namespace fp {
 
 enum class OpKind : int {
-  Embed, Positions, Types, Norm, AddNormed, HeadNorm, Clip, Cap, Gather, Linear, Gated, Experts, Attention, Store
+  Embed, Positions, Types, Norm, AddNormed, HeadNorm, Modulate, AddGated, AddRows, Activate, Copy, Clip, Cap, Gather, Linear, Gated, Experts, Attention, Store
 };
 
 // A thread computes its own rows of these and reads nothing else that they write.
@@ -39,12 +39,16 @@ struct Op {
   OpKind kind = OpKind::Norm;
   std::string label;  // what explain calls it
   int in = -1, out = -1;
+  int by = -1;  // what else it reads, of another space: Modulate, AddGated, AddRows: a row for each sequence
   Norm norm;
   std::shared_ptr<const fp::Experts> experts;
   float scale = 1;                // Embed, AddNormed, Cap, Experts
   float limit = 0;                // Clip; the soft limit of Cap
   int64_t offset = 0;             // Positions
   int64_t column = 0, heads = 1, head_dim = 0;  // HeadNorm, Clip: `heads` segments of head_dim columns from `column`
+                                                // Copy: of `out`; AddGated, AddRows, Modulate (its shift): of `by`
+  int64_t scale_column = 0;                     // Modulate
+  const float* vector = nullptr;                // Copy: what it adds, or null
   bool each = false;              // HeadNorm: every segment has its own weights
   bool meet = true;               // threads meet after it
   std::vector<LinearPart> parts;  // Gated: gate, then up
@@ -69,6 +73,17 @@ struct Stretch {
   int64_t bytes = 0;  // of them
 };
 
+// Which rows a buffer has in a run. Level l >= 0: those of the step (tokens, or pixels of images, row by row), of images
+// halved l times; or one for each sequence; or those of the sequences' contexts.
+constexpr int kImages = -1, kContext = -2, kMostLevels = 16;
+
+// The rows of one space: sequence s has [starts[s], starts[s + 1]).
+struct Rows {
+  int64_t count = 0;
+  const int32_t* starts = nullptr;  // null: not known, or one a sequence
+  int64_t longest = 0;              // of a sequence
+};
+
 // Rows [begin, end) as an operation sees them: memory of the thread that does them, and where buffers that are passed on
 // within a stretch stand in it.
 struct RowRange {
@@ -87,7 +102,7 @@ struct CacheGroup {
 
 // What one run works on. Pointers are borrowed for the call.
 struct Step {
-  int64_t rows = 0;
+  int64_t rows = 0;  // of level 0
   const int32_t* ids = nullptr;        // [rows], for Embed
   const int32_t* positions = nullptr;  // [rows], for Positions and Attention
   const int32_t* wanted = nullptr;     // [rows], for Gather: rows of the input
@@ -103,16 +118,35 @@ struct Step {
   int64_t longest_context = 0;  // of its own tokens, past ones included
   int64_t longest_source = 0;
   int64_t last_position = 0;
+  const int32_t* sizes = nullptr;  // [sequences][2], height and width at level 0; null = texts
+  std::vector<Rows> halved;        // levels 1, 2, ...
+  Rows contexts;
+
+  Rows in_space(int space) const {
+    if (space == kImages) return {sequences, nullptr, 1};
+    if (space == kContext) return contexts;
+    return space ? halved[size_t(space) - 1] : Rows{rows, starts, longest_rows};
+  }
+  // The height (axis 0) or width (1) of image s at a level.
+  int64_t size(int64_t s, int axis, int level) const {
+    return (int64_t(sizes[2 * s + axis]) + (int64_t(1) << level) - 1) >> level;
+  }
+  int64_t longest_rows = 0;  // of a sequence at level 0, past ones not included
 };
 
 class Program {
  public:
   Program(std::shared_ptr<Pool> pool, const Kernels& kernels) : pool_(std::move(pool)), kernels_(kernels) {}
 
-  int add_buffer(int64_t width) { widths_.push_back(width); return int(widths_.size()) - 1; }
+  int add_buffer(int64_t width, int space) {
+    widths_.push_back(width);
+    spaces_.push_back(space);
+    return int(widths_.size()) - 1;
+  }
   void add(Op op) {
     heavy_ = heavy_ || is_heavy(op.kind);
-    if (!ops_.empty() && row_wise(ops_.back().kind) && row_wise(op.kind)) ops_.back().meet = false;
+    if (!ops_.empty() && row_wise(ops_.back().kind) && row_wise(op.kind) && space(ops_.back()) == space(op))
+      ops_.back().meet = false;
     if (op.rotary && std::find(rotaries_.begin(), rotaries_.end(), op.rotary) == rotaries_.end())
       rotaries_.push_back(op.rotary);
     ops_.push_back(std::move(op));
@@ -120,6 +154,9 @@ class Program {
   const std::vector<Op>& ops() const { return ops_; }
   const char* isa() const { return kernels_.name; }
   int64_t width(int buffer) const { return widths_.at(size_t(buffer)); }
+  int space(int buffer) const { return spaces_.at(size_t(buffer)); }
+  // Where an operation works: the space of what it writes.
+  int space(const Op& op) const { return space(op.out < 0 ? op.in : op.out); }
 
   // Buffers that the caller owns for this run; the others live in the program. Call start() first.
   void start() { bound_.assign(widths_.size(), nullptr); }
@@ -147,7 +184,11 @@ class Program {
   void run_rows(const Op& op, const Step& step, const RowRange& rows);
   void linear_rows(const Op& op, const RowRange& rows);
   float* first_row(int buffer, const RowRange& rows) const;
-  bool by_rows(const Step& step) const { return step.rows >= kStretchRows * pool_->size(); }
+  int64_t rows_of(const Op& op, const Step& step) const { return step.in_space(space(op)).count; }
+  // Whether the stretch that begins with operation i is worth it.
+  bool by_rows(size_t i, const Step& step) const {
+    return stretches_[i].end && rows_of(ops_[i], step) >= kStretchRows * pool_->size();
+  }
   void find_stretches();
   size_t first_touch(size_t i, int buffer) const;
   bool carries_over(int buffer) const;
@@ -174,6 +215,7 @@ class Program {
   std::vector<RotaryTable*> rotaries_;  // each once, however many layers share it
   bool heavy_ = false;  // has matrix products
   std::vector<int64_t> widths_;
+  std::vector<int> spaces_;
   std::vector<float*> bound_;
   std::vector<Memory> buffers_;
   Memory shared_activations_, common_, experts_memory_;

@@ -22,8 +22,9 @@ namespace fp_python {
 
 namespace {
 
-// in: the buffer that it reads, -1 for none but `out`.
-fp::Op make_op(fp::OpKind kind, const std::string& label, int in, int out) {
+// in: the buffer that it reads, of the same space; -1 for none but `out`.
+fp::Op make_op(PyProgram& self, fp::OpKind kind, const std::string& label, int in, int out) {
+  if (in >= 0 && out >= 0) self.same_space(in, out);
   fp::Op op;
   op.kind = kind;
   op.label = label;
@@ -45,13 +46,14 @@ fp::KvLayout kv_layout(int type, int64_t kv_heads, int64_t head_dim) {
 
 fp::Op make_attention(PyProgram& self, fp::Keys keys, int in, int out, int type, int64_t heads, int64_t kv_heads,
                       int64_t head_dim, float scale, const std::string& label) {
-  fp::Op op = make_op(fp::OpKind::Attention, label, in, out);
+  fp::Op op = make_op(self, fp::OpKind::Attention, label, in, out);
   fp::Attention& a = op.attention;
   a.keys = keys;
   a.layout = kv_layout(type, kv_heads, head_dim);
   a.heads = heads;
   a.scale = scale;
   require(heads > 0 && heads <= (int64_t(1) << 24) && heads % kv_heads == 0, "attention heads");
+  if (keys == fp::Keys::Cached || keys == fp::Keys::Source) self.level_zero(out);
   require(self.program.width(in) == (heads + (keys == fp::Keys::Source ? 0 : 2 * kv_heads)) * head_dim, "qkv width");
   require(in != out && self.program.width(out) == heads * head_dim, "attention output width");
   self.needs_starts = true;
@@ -89,12 +91,10 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
   return nb::class_<PyProgram>(m, "Program")
       .def(nb::init<std::shared_ptr<fp::Pool>, const std::string&>(), "pool"_a, "isa"_a)
       .def_prop_ro("isa", [](const PyProgram& self) { return self.program.isa(); }, "Name of the table it runs.")
-      .def("buffer", [](PyProgram& self, int64_t width) {
-        require(width > 0, "buffer width");
-        return self.program.add_buffer(width);
-      })
+      .def("buffer", &PyProgram::add_buffer, "width"_a, "space"_a = 0)
       .def("embed", [](PyProgram& self, int out, nb::object table, float scale, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Embed, label, -1, out);
+        fp::Op op = make_op(self, fp::OpKind::Embed, label, -1, out);
+        self.level_zero(out);
         op.scale = scale;
         op.parts.push_back({self.hold(table), nullptr, 0});
         require(op.parts[0].w.k == self.program.width(out), "embedding width");
@@ -103,7 +103,8 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
         self.program.add(std::move(op));
       })
       .def("positions", [](PyProgram& self, int out, nb::object table, int64_t offset, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Positions, label, -1, out);
+        fp::Op op = make_op(self, fp::OpKind::Positions, label, -1, out);
+        self.level_zero(out);
         op.offset = offset;
         op.parts.push_back({self.hold(table), nullptr, 0});
         require(op.parts[0].w.k == self.program.width(out), "position table width");
@@ -113,7 +114,8 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
         self.program.add(std::move(op));
       })
       .def("types", [](PyProgram& self, int out, nb::object table, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Types, label, -1, out);
+        fp::Op op = make_op(self, fp::OpKind::Types, label, -1, out);
+        self.level_zero(out);
         op.parts.push_back({self.hold(table), nullptr, 0});
         require(op.parts[0].w.k == self.program.width(out), "token type table width");
         self.type_rows = self.type_rows ? std::min(self.type_rows, op.parts[0].w.n) : op.parts[0].w.n;
@@ -121,14 +123,14 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
       })
       .def("norm", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
                       std::optional<ConstFloats> bias, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Norm, label, in, out);
+        fp::Op op = make_op(self, fp::OpKind::Norm, label, in, out);
         require(self.program.width(in) == self.program.width(out), "norm");
         op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
         self.program.add(std::move(op));
       })
       .def("add_normed", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
                             std::optional<ConstFloats> bias, float scale, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::AddNormed, label, in, out);
+        fp::Op op = make_op(self, fp::OpKind::AddNormed, label, in, out);
         op.scale = scale;
         require(in != out && self.program.width(in) == self.program.width(out), "widths of an addition");
         op.norm = self.norm(kind, eps, weight, bias, self.program.width(in));
@@ -137,7 +139,7 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
       .def("head_norm", [](PyProgram& self, int buffer, int64_t column, int64_t heads, int64_t head_dim, int kind,
                            float eps, std::optional<ConstFloats> weight, std::optional<ConstFloats> bias, bool each,
                            const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::HeadNorm, label, -1, buffer);
+        fp::Op op = make_op(self, fp::OpKind::HeadNorm, label, -1, buffer);
         op.column = column;
         op.heads = heads;
         op.head_dim = head_dim;
@@ -150,7 +152,7 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
       })
       .def("clip", [](PyProgram& self, int buffer, int64_t column, int64_t width, float limit,
                       const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Clip, label, -1, buffer);
+        fp::Op op = make_op(self, fp::OpKind::Clip, label, -1, buffer);
         op.column = column;
         op.head_dim = width;
         op.limit = limit;
@@ -158,22 +160,62 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
         self.program.add(std::move(op));
       })
       .def("cap", [](PyProgram& self, int buffer, float scale, float softcap, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Cap, label, -1, buffer);
+        fp::Op op = make_op(self, fp::OpKind::Cap, label, -1, buffer);
         op.scale = scale;
         op.limit = softcap;
         require(self.program.width(buffer) > 0 && softcap >= 0, "cap");
         self.program.add(std::move(op));
       })
       .def("gather", [](PyProgram& self, int in, int out, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Gather, label, in, out);
+        fp::Op op = make_op(self, fp::OpKind::Gather, label, in, out);
+        self.level_zero(out);
         require(self.program.width(in) == self.program.width(out), "gather widths");
         self.needs_wanted = true;
         self.program.add(std::move(op));
       })
+      .def("modulate", [](PyProgram& self, int in, int out, int kind, float eps, std::optional<ConstFloats> weight,
+                          std::optional<ConstFloats> bias, int by, int64_t shift, int64_t scale,
+                          const std::string& label) {
+        fp::Op op = make_op(self, fp::OpKind::Modulate, label, in, out);
+        const int64_t width = self.program.width(out);
+        require(self.program.width(in) == width, "widths of a modulation");
+        self.read_by(op, by, shift, width);
+        self.read_by(op, by, scale, width);
+        op.column = shift;
+        op.scale_column = scale;
+        op.norm = self.norm(kind, eps, weight, bias, width);
+        self.program.add(std::move(op));
+      })
+      .def("add_gated", [](PyProgram& self, int in, int out, int by, int64_t gate, const std::string& label) {
+        fp::Op op = make_op(self, fp::OpKind::AddGated, label, in, out);
+        require(in != out && self.program.width(in) == self.program.width(out), "widths of an addition");
+        self.read_by(op, by, gate, self.program.width(out));
+        self.program.add(std::move(op));
+      })
+      .def("add_rows", [](PyProgram& self, int out, int by, int64_t column, const std::string& label) {
+        fp::Op op = make_op(self, fp::OpKind::AddRows, label, -1, out);
+        self.read_by(op, by, column, self.program.width(out));
+        self.program.add(std::move(op));
+      })
+      .def("activate", [](PyProgram& self, int in, int out, int act, const std::string& label) {
+        fp::Op op = make_op(self, fp::OpKind::Activate, label, in, out);
+        require(self.program.width(in) == self.program.width(out), "widths of an activation");
+        op.act = act_of(act);
+        self.program.add(std::move(op));
+      })
+      .def("copy", [](PyProgram& self, int in, int out, int64_t column, std::optional<ConstFloats> add,
+                      const std::string& label) {
+        fp::Op op = make_op(self, fp::OpKind::Copy, label, in, out);
+        const int64_t width = self.program.width(in);
+        require(in != out && column >= 0 && column <= self.program.width(out) - width, "columns of a copy");
+        op.column = column;
+        op.vector = self.floats(add, width);
+        self.program.add(std::move(op));
+      }, "source"_a, "out"_a, "column"_a, "add"_a.none(), "label"_a)
       .def("linear", [](PyProgram& self, int in, int out, int norm_kind, float eps, std::optional<ConstFloats> weight,
                         std::optional<ConstFloats> bias, nb::list parts, int mode, int act, bool gated,
                         const std::string& label) {
-        fp::Op op = make_op(gated ? fp::OpKind::Gated : fp::OpKind::Linear, label, in, out);
+        fp::Op op = make_op(self, gated ? fp::OpKind::Gated : fp::OpKind::Linear, label, in, out);
         op.mode = fp::Mode(mode);
         op.act = act_of(act);
         require(nb::len(parts) > 0 && (!gated || nb::len(parts) == 2), "parts of a linear op");
@@ -197,7 +239,7 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
                          std::optional<ConstFloats> bias, nb::tuple router, nb::list mlps,
                          std::optional<nb::tuple> shared, std::optional<nb::tuple> shared_gate, int64_t chosen,
                          bool normalise, int act, int mode, float scale, const std::string& label) {
-        fp::Op op = make_op(fp::OpKind::Experts, label, in, out);
+        fp::Op op = make_op(self, fp::OpKind::Experts, label, in, out);
         op.mode = fp::Mode(mode);
         op.act = act_of(act);
         op.scale = scale;
@@ -238,6 +280,7 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
         a.window = window;
         if (rotary) {
           require(rotary->dim() <= head_dim, "rotary dimensions exceed the head");
+          self.level_zero(out);
           a.rotary_dim = rotary->dim();
           a.rotate_on_read = causal && rotary->rotates_on_read();
           op.rotary = rotary.get();
@@ -270,7 +313,8 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
          "distances"_a.none() = nb::none())
       .def("store", [](PyProgram& self, int kv, int64_t layer, int64_t kv_heads, int64_t head_dim, int kv_type,
                        const std::string& label, int64_t group) {
-        fp::Op op = make_op(fp::OpKind::Store, label, kv, -1);
+        fp::Op op = make_op(self, fp::OpKind::Store, label, kv, -1);
+        self.level_zero(kv);
         op.attention.keys = fp::Keys::Cached;
         op.attention.layout = kv_layout(kv_type, kv_heads, head_dim);
         require(self.program.width(kv) == 2 * kv_heads * head_dim, "width of keys and values");

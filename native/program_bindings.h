@@ -35,6 +35,32 @@ struct PyProgram {
   int64_t vocabulary = 0, position_rows = 0, type_rows = 0;
   std::vector<CacheUse> groups;
   bool needs_ids = false, needs_positions = false, needs_wanted = false, needs_starts = false;
+  bool needs_sizes = false, needs_contexts = false;
+  int levels = 1;
+
+  int add_buffer(int64_t width, int space) {
+    require(width > 0, "buffer width");
+    require(space >= fp::kContext && space < fp::kMostLevels, "a buffer's space is a level from 0 on, images or contexts");
+    needs_starts = needs_starts || space != 0;
+    needs_contexts = needs_contexts || space == fp::kContext;
+    needs_sizes = needs_sizes || space > 0;
+    levels = std::max(levels, space + 1);
+    return program.add_buffer(width, space);
+  }
+  void level_zero(int buffer) const {
+    require(program.space(buffer) == 0, "an operation on tokens wants buffers of level 0");
+  }
+  // Makes an operation read `width` columns of a buffer that has a row for each sequence.
+  void read_by(fp::Op& op, int by, int64_t column, int64_t width) const {
+    require(program.space(by) == fp::kImages, "a row for each sequence lies in the space of images");
+    require(op.out != by, "an operation that changes what it reads");
+    require(column >= 0 && column <= program.width(by) - width, "columns of the row for each sequence");
+    op.by = by;
+    op.column = column;
+  }
+  void same_space(int in, int out) const {
+    require(program.space(in) == program.space(out), "an operation's buffers lie in different spaces");
+  }
 
   bool rotates_on_read() const {
     return std::any_of(rotary.begin(), rotary.end(), [](const auto& table) { return table->rotates_on_read(); });
@@ -66,7 +92,7 @@ struct PyProgram {
   }
   fp::Norm norm(int kind, float eps, const std::optional<ConstFloats>& weight, const std::optional<ConstFloats>& bias,
                 int64_t size) {
-    require(kind >= 0 && kind <= 2 && (kind == 0 || weight), "norm without a weight");
+    require(kind >= 0 && kind < fp::kNorms, "a norm's kind");
     return {fp::NormKind(kind), eps, floats(weight, size), floats(bias, size)};
   }
   const fp::Matrix& hold(nanobind::handle matrix) {

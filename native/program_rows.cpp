@@ -19,6 +19,7 @@ namespace {
 // More weights than this would have to come from memory again for every few rows.
 constexpr int64_t kStretchWeights = 8 << 20;
 constexpr int64_t kLeastRows = 16, kMostRows = 128;
+constexpr int64_t kModulatedRows = 8;  // that are normalised and then modulated while they are at hand
 
 // What the buffers of the rows at hand may take: half of L2.
 int64_t room() {
@@ -39,9 +40,12 @@ bool treats_rows_alone(const Op& op) {
 }
 
 // Whether an operation writes whole rows of its output and reads nothing that was there.
-bool fills(const Op& op, int64_t width) {
+bool fills(const Op& op, int64_t width, int64_t in_width) {
   if (op.in == op.out) return false;
-  if (op.kind == OpKind::Embed || op.kind == OpKind::Norm || op.kind == OpKind::Gated) return true;
+  if (op.kind == OpKind::Embed || op.kind == OpKind::Norm || op.kind == OpKind::Gated || op.kind == OpKind::Modulate ||
+      op.kind == OpKind::Activate)
+    return true;
+  if (op.kind == OpKind::Copy) return op.column == 0 && in_width == width;
   int64_t columns = 0;
   for (const LinearPart& part : op.parts) columns += part.w.n;
   return op.kind == OpKind::Linear && op.mode == Mode::Store && columns == width;
@@ -64,6 +68,17 @@ void Program::run_rows(const Op& op, const Step& step, const RowRange& rows) {
   float* spare = reinterpret_cast<float*>(rows.scratch);  // one row
   auto each_row = [&](auto work) {  // work(row, its output, its input)
     for (int64_t r = begin; r < end; ++r) work(r, out + (r - begin) * width, in ? in + (r - begin) * in_width : nullptr);
+  };
+  // work(first output, first input, rows, the sequence's row of `by`) for the rows of each sequence
+  auto each_sequence = [&](auto work) {
+    const int32_t* starts = step.in_space(spaces_[size_t(op.out)]).starts;
+    const float* by = buffer(op.by);
+    const int64_t by_width = widths_[size_t(op.by)];
+    int64_t s = starts ? std::upper_bound(starts, starts + step.sequences + 1, int32_t(begin)) - starts - 1 : begin;
+    for (int64_t r = begin, last; r < end; r = last, ++s) {
+      last = starts ? std::min<int64_t>(end, starts[s + 1]) : r + 1;
+      work(out + (r - begin) * width, in ? in + (r - begin) * in_width : nullptr, last - r, by + s * by_width);
+    }
   };
   auto add_rows_of_table = [&](auto row) {
     each_row([&](int64_t r, float* to, const float*) {
@@ -91,12 +106,35 @@ void Program::run_rows(const Op& op, const Step& step, const RowRange& rows) {
     case OpKind::HeadNorm:
       for (int64_t h = 0; h < op.heads; ++h) {
         Norm norm = op.norm;
-        if (op.each) norm.weight += h * op.head_dim;
+        if (op.each && norm.weight) norm.weight += h * op.head_dim;
         if (op.each && norm.bias) norm.bias += h * op.head_dim;
         float* head = out + op.column + h * op.head_dim;
         kernels_.norm(norm, head, width, head, width, op.head_dim, end - begin);
       }
       return;
+    case OpKind::Modulate:
+      return each_sequence([&](float* to, const float* from, int64_t count, const float* by) {
+        for (int64_t n; count > 0; count -= n, to += n * width, from += n * width) {
+          n = std::min<int64_t>(count, kModulatedRows);
+          const bool normed = op.norm.kind != NormKind::None;
+          if (normed) kernels_.norm(op.norm, from, width, to, width, width, n);
+          kernels_.modulate(normed ? to : from, width, to, width, by + op.column, by + op.scale_column, width, n);
+        }
+      });
+    case OpKind::AddGated:
+      return each_sequence([&](float* to, const float* from, int64_t count, const float* by) {
+        for (; count > 0; --count, to += width, from += width) kernels_.add_gated(to, from, by + op.column, width);
+      });
+    case OpKind::AddRows:
+      return each_sequence([&](float* to, const float*, int64_t count, const float* by) {
+        for (; count > 0; --count, to += width) kernels_.add(to, by + op.column, 1.0f, width);
+      });
+    case OpKind::Activate: return kernels_.activate(op.act, in, out, (end - begin) * width);
+    case OpKind::Copy:
+      return each_row([&](int64_t, float* to, const float* from) {
+        std::memcpy(to + op.column, from, size_t(in_width) * 4);
+        if (op.vector) kernels_.add(to + op.column, op.vector, 1.0f, in_width);
+      });
     case OpKind::Clip:
       return each_row([&](int64_t, float* to, const float*) { kernels_.clip(to + op.column, op.limit, op.head_dim); });
     default:  // Gather
@@ -125,10 +163,11 @@ size_t Program::first_touch(size_t i, int id) const {
 // Whether a buffer's rows outlast the stretches that touch it.
 bool Program::carries_over(int id) const {
   for (size_t i = 0, end = 0; i < ops_.size(); ++i) {
+    if (ops_[i].by == id) return true;
     if (stretches_[i].end) {
       end = stretches_[i].end;
       const size_t at = first_touch(i, id);
-      if (at < end && (ops_[at].out != id || !fills(ops_[at], widths_[size_t(id)]))) return true;
+      if (at < end && (ops_[at].out != id || !fills(ops_[at], widths_[size_t(id)], ops_[at].in < 0 ? 0 : widths_[size_t(ops_[at].in)]))) return true;
     }
     if (i >= end && (ops_[i].in == id || ops_[i].out == id)) return true;
   }
@@ -137,10 +176,10 @@ bool Program::carries_over(int id) const {
 
 void Program::find_stretches() {
   stretches_.resize(ops_.size());
-  for (size_t begin = 0, end; begin < ops_.size(); begin = end + 1) {
+  for (size_t begin = 0, end; begin < ops_.size(); begin = std::max(end, begin + 1)) {
     int64_t weights = 0, most = 1;  // bytes, most of a row
     bool product = false;
-    for (end = begin; end < ops_.size() && treats_rows_alone(ops_[end]); ++end) {
+    for (end = begin; end < ops_.size() && treats_rows_alone(ops_[end]) && space(ops_[end]) == space(ops_[begin]); ++end) {
       const Op& op = ops_[end];
       int64_t row = (widths_[size_t(op.out)] + (op.in < 0 ? 0 : widths_[size_t(op.in)])) * 4;
       if (is_product(op)) {
@@ -168,13 +207,14 @@ void Program::find_stretches() {
 void Program::run_stretch(size_t begin, const Step& step, const Team& team, bool timed) {
   using clock = std::chrono::steady_clock;
   const Stretch& stretch = stretches_[begin];
+  const int64_t count = rows_of(ops_[begin], step);
   std::atomic<int64_t>& counter = counters_[begin];
   auto start = clock::now();
   int64_t first = counter.load(std::memory_order_relaxed);
-  while (first < step.rows) {
+  while (first < count) {
     // Fewer rows towards the end, so that threads end together.
-    const int64_t share = round_up((step.rows - first) / (2 * team.size), kLeastRows);
-    const int64_t last = std::min(step.rows, first + std::clamp(share, kLeastRows, stretch.rows));
+    const int64_t share = round_up((count - first) / (2 * team.size), kLeastRows);
+    const int64_t last = std::min(count, first + std::clamp(share, kLeastRows, stretch.rows));
     if (!counter.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
     const RowRange rows{first, last, team.scratch + stretch.bytes, &stretch, team.scratch};
     for (size_t i = begin; i < stretch.end; ++i) {

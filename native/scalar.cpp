@@ -22,7 +22,8 @@ void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p
 }  // namespace
 
 const fp::Kernels& fp::scalar_kernels() {
-  static const Kernels table{"scalar", matmul, prepare_rows, norm_rows, lookup_row, add_row,
+  static const Kernels table{"scalar", matmul, prepare_rows, norm_rows, lookup_row, add_row, modulate_rows, add_gated_row,
+                             activate_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
                              route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
   return table;

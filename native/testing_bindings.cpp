@@ -51,7 +51,7 @@ const float* pointer(const Optional& array, int64_t size) {
 }
 
 fp::Norm make_norm(int kind, float eps, const Optional& weight, const Optional& bias, int64_t k) {
-  require(kind >= 0 && kind <= 2 && (kind == 0 || weight), "norm");
+  require(kind >= 0 && kind < fp::kNorms, "norm");
   return {fp::NormKind(kind), eps, pointer(weight, k), pointer(bias, k)};
 }
 

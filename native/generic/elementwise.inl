@@ -85,6 +85,26 @@ inline void add_row(float* out, const float* x, float scale, int64_t k) {
   });
 }
 
+inline void modulate_rows(const float* in, int64_t in_ld, float* out, int64_t out_ld, const float* shift,
+                          const float* scale, int64_t k, int64_t rows) {
+  each_vector(k, [&](int64_t i, auto lanes) {
+    const V by = vadd(vset(1.0f), lanes.load(scale + i)), more = lanes.load(shift + i);
+    for (int64_t r = 0; r < rows; ++r) lanes.store(out + r * out_ld + i, vfma(lanes.load(in + r * in_ld + i), by, more));
+  });
+}
+
+inline void add_gated_row(float* out, const float* x, const float* gate, int64_t k) {
+  each_vector(k, [&](int64_t i, auto lanes) {
+    lanes.store(out + i, vfma(lanes.load(gate + i), lanes.load(x + i), lanes.load(out + i)));
+  });
+}
+
+inline void activate_row(fp::Act act, const float* in, float* out, int64_t n) {
+  with_activation(act, [&](auto f) {
+    each_vector(n, [&](int64_t i, auto lanes) { lanes.store(out + i, f(lanes.load(in + i))); });
+  });
+}
+
 inline void clip_row(float* x, float limit, int64_t k) {
   const V most = vset(limit), least = vset(-limit);
   each_vector(k, [&](int64_t i, auto lanes) {

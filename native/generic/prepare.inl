@@ -6,11 +6,12 @@
 
 constexpr int kNormRows = 4;
 
-// 1 / sqrt(variance + eps), or of the mean square, and the mean (else 0) of R rows.
+// 1 / sqrt(variance + eps), or of the mean square, and the mean (else 0) of R rows; 1 and 0 without statistics.
 template <int R>
 inline void norm_factors(const fp::Norm& norm, const float* in, int64_t ld, int64_t k, float* mean, float* factor) {
   V sum[R];
-  for (int j = 0; j < R; ++j) mean[j] = 0.0f;
+  for (int j = 0; j < R; ++j) mean[j] = 0.0f, factor[j] = 1.0f;
+  if (norm.kind == fp::NormKind::Scale) return;
   if (norm.kind == fp::NormKind::Layer) {
     for (int j = 0; j < R; ++j) sum[j] = vzero();
     each_vector(k, [&](int64_t i, auto lanes) {
@@ -39,7 +40,8 @@ inline V norm_apply(const fp::Norm& norm, const float* in, float* out, int64_t k
   const V m = vset(mean), f = vset(factor);
   V most = vzero();
   each_vector(k, [&](int64_t i, auto lanes) {
-    V y = vmul(vmul(vsub(lanes.load(in + i), m), f), lanes.load(norm.weight + i));
+    V y = vmul(vsub(lanes.load(in + i), m), f);
+    if (norm.weight) y = vmul(y, lanes.load(norm.weight + i));
     if (norm.bias) y = vadd(y, lanes.load(norm.bias + i));
     lanes.store(out + i, y);
     most = vmax(most, vabs(y));

@@ -17,7 +17,7 @@ READS = {name: _native.activations(number) for number, name in enumerate(FORMATS
 ARITHMETIC = {name: "int8" if kind == "int15" else kind for name, kind in READS.items()}
 """Layout -> "float32", "bfloat16" or "int8": what a product with it multiplies."""
 KV_DTYPES = ("float32", "bfloat16", "int8")
-_NORMS = {"rms": 1, "layer": 2}
+_NORMS = {"rms": 1, "layer": 2, "scale": 3}
 _MODES = {"store": 0, "add": 1}
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu": 4, "quick_gelu": 5, "tanh": 6}
 
@@ -130,6 +130,21 @@ class NativeProgram:
     def gather(self, source, out, *, label):
         self.native.gather(source, out, label)
 
+    def modulate(self, source, out, norm: NormWeights | None, *, by, shift, scale, label):
+        self.native.modulate(source, out, *_norm_arguments(norm), by, shift, scale, label)
+
+    def add_gated(self, source, out, *, by, gate, label):
+        self.native.add_gated(source, out, by, gate, label)
+
+    def add_rows(self, out, *, by, column, label):
+        self.native.add_rows(out, by, column, label)
+
+    def activate(self, source, out, activation, *, label):
+        self.native.activate(source, out, _ACTIVATIONS[activation], label)
+
+    def copy(self, source, out, *, column=0, add=None, label):
+        self.native.copy(source, out, column, add, label)
+
     def linear(self, source, out, parts, *, norm, mode="store", activation=None, label):
         self.native.linear(source, out, *_norm_arguments(norm), list(parts), _MODES[mode], _ACTIVATIONS[activation],
                              False, label)
@@ -159,9 +174,9 @@ class NativeProgram:
                                     KV_DTYPES.index(kv_dtype), label, group)
 
     def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=(),
-            bound=(), regime=None, lengths=None, types=None, sources=None):
+            bound=(), regime=None, lengths=None, types=None, sources=None, sizes=None, context_starts=None):
         self.native.run(rows, ids, positions, wanted, starts, past, tables, memory, bound, self._backend.timed, regime,
-                        lengths, types, sources)
+                        lengths, types, sources, sizes, context_starts)
 
     def timings(self):
         seconds: dict[str, float] = {}
