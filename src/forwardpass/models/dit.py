@@ -91,7 +91,7 @@ class Dit:
             bound.append((parts.context, np.concatenate([one.rows for one in conditions])))
         parts.program.run(rows, starts=starts, bound=bound, **more)
         return [self._joined(out[first:last], size)
-                for first, last, size in zip(starts, starts[1:], sizes, strict=True)]
+                for first, last, size in zip(starts[:-1], starts[1:], sizes, strict=True)]
 
     def _check(self, latents: Sequence[np.ndarray], timesteps: np.ndarray, conditions: Sequence[Condition]) -> None:
         if timesteps.shape != (len(latents),) or len(conditions) != len(latents):
