@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forwardpass.cli import fastparse, typer_app
-from forwardpass.cli.options import COMMANDS, FLAG, FLOAT, INT, INTS, TRISTATE
+from forwardpass.cli.option_kinds import FLAG, FLOAT, INT, INTS, TRISTATE
+from forwardpass.cli.options import COMMANDS
 
 PLAIN = [
     ["run", "hello"],

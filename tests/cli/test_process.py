@@ -11,6 +11,7 @@ RUN_IMPORTS = {
     "forwardpass.catalog.entries",
     "forwardpass.cli",
     "forwardpass.cli.fastparse",
+    "forwardpass.cli.option_kinds",
     "forwardpass.cli.options",
     "forwardpass.cli.output",
     "forwardpass.cli.progress",

@@ -16,8 +16,7 @@ def run(text, model, dtype, threads, file, nearest, top, save, json, **options) 
         raise ParameterError("--nearest prints texts and --save writes vectors: give one of them")
     if nearest is not None and options["output"] not in (None, "float32"):
         raise ParameterError("--nearest compares float32 vectors: leave --output out")
-    if save is not None and (Path(save).is_dir() or not Path(save).absolute().parent.is_dir()):
-        raise ParameterError(f"--save {save}: expected the name of a file in a folder that exists")
+    check_save(save)
     if top is not None and nearest is None:
         raise ParameterError("--top is how many texts --nearest prints: leave it out, or ask with --nearest QUESTION")
     check_top(top)
@@ -32,19 +31,31 @@ def run(text, model, dtype, threads, file, nearest, top, save, json, **options) 
             elif json:
                 print_json({"text": text, "vector": vector.tolist()})
             else:
-                numbers = " ".join(f"{number:.4g}" for number in vector[:NUMBERS_SHOWN].tolist())
-                more = ", ..." if len(vector) > NUMBERS_SHOWN else ""
-                write(f"{shown(text)}\n    {len(vector)} numbers: {numbers.replace(' ', ', ')}{more}\n")
+                show_vector(shown(text), vector)
 
         answer_each(texts, lambda some: loaded.embed(some, **asked), show, what="embedding")
         if save is not None:
-            _save(save, vectors)
+            save_rows(save, vectors)
         if nearest is not None:
             _nearest(loaded, nearest, texts, vectors, 5 if top is None else top, asked, json)
     return 0
 
 
-def _save(path: str, vectors) -> None:
+def show_vector(name: str, vector) -> None:
+    """What it belongs to, and its first numbers."""
+    numbers = ", ".join(f"{number:.4g}" for number in vector[:NUMBERS_SHOWN].tolist())
+    more = ", ..." if len(vector) > NUMBERS_SHOWN else ""
+    write(f"{name}\n    {len(vector)} numbers: {numbers}{more}\n")
+
+
+def check_save(path: str | None) -> None:
+    """Before a model is loaded and all is read for it."""
+    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise ParameterError(f"--save {path}: expected the name of a file in a folder that exists")
+
+
+def save_rows(path: str, vectors) -> None:
+    """A row a vector, as NumPy's .npy file."""
     import numpy as np
 
     try:

@@ -6,7 +6,8 @@ with a dash - the answer is None, and typer decides.
 
 from __future__ import annotations
 
-from .options import COMMANDS, FLAG, FLOAT, INT, INTS, TEXT, TEXTS, TRISTATE, Command
+from .option_kinds import FLAG, FLOAT, INT, INTS, TEXT, TEXTS, TRISTATE, Command
+from .options import COMMANDS
 
 
 def parse(arguments: list[str]) -> tuple[Command, dict] | None:

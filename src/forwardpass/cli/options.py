@@ -6,70 +6,8 @@ Whether a value is in range is the library's to say; here only its type is known
 
 from __future__ import annotations
 
-from importlib import import_module
+from .option_kinds import FLAG, FLOAT, INT, INTS, MODEL, TEXT, TEXTS, TRISTATE, Argument, Command, Option
 
-FLAG, TRISTATE, TEXT, INT, FLOAT, TEXTS, INTS = "flag", "tristate", "text", "int", "float", "texts", "ints"
-DEFAULT_MODEL = "smollm2-135m"
-
-
-class Option:
-    """--name VALUE. A flag takes no value; a tristate has --name and --no-name, and None when neither was given;
-    texts and ints may be repeated and give a list."""
-
-    __slots__ = ("default", "flag", "help", "kind", "name")
-
-    def __init__(self, name: str, kind: str, help: str, default=None):
-        self.name = name
-        self.flag = "--" + name.replace("_", "-")
-        self.kind = kind
-        self.help = help
-        self.default = False if kind == FLAG else default
-
-
-class Argument:
-    """A word without dashes. many: any number of words, a list (None if there are none); only the last one may be."""
-
-    __slots__ = ("help", "many", "name", "required")
-
-    def __init__(self, name: str, help: str, required: bool = True, many: bool = False):
-        self.name = name
-        self.help = help
-        self.required = required and not many
-        self.many = many
-
-
-class Command:
-    """One command; the function `run` of the module of its name does it. examples: lines for its --help;  model: the
-    default of --model, None = there is none;  unset: whether options that were not given are None, and not their
-    defaults, since a file may set them."""
-
-    __slots__ = ("arguments", "examples", "help", "model", "module", "name", "options", "unset")
-
-    def __init__(self, name: str, help: str, options: tuple[Option, ...], *arguments: Argument,
-                 model: str | None = DEFAULT_MODEL, examples: tuple[str, ...] = (), unset: bool = False):
-        self.name = name
-        self.module = name.replace("-", "_")
-        self.help = help
-        self.arguments = arguments
-        self.options = options
-        self.model = model
-        self.examples = examples
-        self.unset = unset
-
-    def load(self):
-        return import_module(f"{__package__}.{self.module}").run
-
-    def default(self, option: Option):
-        if option is MODEL:
-            return self.model
-        return None if self.unset and option.kind != FLAG else option.default
-
-    def defaults(self) -> dict:
-        values = {option.name: self.default(option) for option in self.options}
-        return values | {argument.name: None for argument in self.arguments}
-
-
-MODEL = Option("model", TEXT, "A path, a name of the catalogue, or hf:org/name.")
 DTYPE = Option("dtype", TEXT, "auto, float32, bfloat16, w8a16, w8a8, int8 (w8a8 in encoders) or int4.", "auto")
 KV_DTYPE = Option("kv_dtype", TEXT, "Type of cached keys and values: auto, float32, bfloat16 or int8.", "auto")
 THREADS = Option("threads", INT, "Worker threads (default: the CPUs this process may use).")
@@ -115,6 +53,16 @@ PAIR_TRUNCATION = Option("pair_truncation", TEXT, "What is cut of a pair: longes
 OVERLAP = Option("overlap", INT, "Split what is too long into parts that share so many tokens, instead of cutting it.")
 ACTIVATION = Option("activation", TEXT, "How scores are made: softmax, sigmoid or none (default: as the model says).")
 TEXT_WORDS = Argument("text", "Texts; - reads one a line from standard input.", many=True)
+
+IMAGES = Argument("image", "Files, folders or patterns; - is an image from standard input.", many=True)
+LABEL = Option("label", TEXTS, "A label to choose from (repeatable).")
+HYPOTHESIS = Option("hypothesis", TEXT, "A sentence with {} for the label (default 'This example is {}.', of images "
+                    "'This is a photo of {}.').")
+NEAREST = Option("nearest", TEXT, "Show what is nearest to this text or image, with its similarity to it.")
+SAVE = Option("save", TEXT, "Write the vectors into this file (.npy), a row for each.")
+POOLING = Option("pooling", TEXT, "mean, cls, max, of texts also last, mean_sqrt_len or weightedmean (default: as in "
+                 "the model's files).")
+NORMALIZE = Option("normalize", TRISTATE, "Make vectors of length 1 (default: as the model says).")
 
 BEAMS = (
     *BEAM_SEARCH,
@@ -192,12 +140,12 @@ COMMANDS: tuple[Command, ...] = (
         (
             FILE,
             *READING,
-            Option("nearest", TEXT, "Show the texts nearest to this question, with their similarity to it."),
+            NEAREST,
             TOP,
-            Option("save", TEXT, "Write the vectors into this file (.npy), a row a text."),
+            SAVE,
             Option("prompt", TEXT, "A prompt's name in the model's files, or a text to put before each text."),
-            Option("pooling", TEXT, "mean, cls, last, max, mean_sqrt_len or weightedmean (default: as in its files)."),
-            Option("normalize", TRISTATE, "Make vectors of length 1 (default: as the model says)."),
+            POOLING,
+            NORMALIZE,
             Option("dimensions", INT, "Keep only the first so many numbers."),
             Option("output", TEXT, "float32, int8 (scaled to the greatest number) or binary (a bit a number)."),
             MAX_LENGTH,
@@ -316,8 +264,8 @@ COMMANDS: tuple[Command, ...] = (
         (
             FILE,
             *READING,
-            Option("label", TEXTS, "A label to choose from (repeatable)."),
-            Option("hypothesis", TEXT, "A sentence with {} for the label (default 'This example is {}.')."),
+            LABEL,
+            HYPOTHESIS,
             Option("multi_label", FLAG, "Score each label by itself."),
             MAX_LENGTH,
             TRUNCATION,
@@ -327,6 +275,54 @@ COMMANDS: tuple[Command, ...] = (
         TEXT_WORDS,
         model=None,
         examples=("forwardpass zero-shot 'The match went to penalties.' --label sport --label politics --model ./nli",),
+    ),
+    Command(
+        "classify-image",
+        "Label images.",
+        (*READING, TOP, JSON, DEBUG),
+        IMAGES,
+        model="fashion-dinov2",
+        examples=(
+            "forwardpass classify-image shoe.png",
+            "forwardpass classify-image photos/ --top 1 --json --model ./vit-base-patch16-224",
+        ),
+    ),
+    Command(
+        "embed-image",
+        "Turn images into vectors, or find the images nearest to one.",
+        (
+            *READING,
+            NEAREST,
+            TOP,
+            SAVE,
+            POOLING,
+            NORMALIZE,
+            JSON,
+            DEBUG,
+        ),
+        IMAGES,
+        model="dinov2-small",
+        examples=(
+            "forwardpass embed-image photo.jpg --json",
+            "forwardpass embed-image photos/ --save vectors.npy",
+            "forwardpass embed-image photos/ --nearest photo.jpg --top 3",
+        ),
+    ),
+    Command(
+        "zero-shot-image",
+        "Label images with labels of your own, through a model of images and texts (CLIP, SigLIP).",
+        (
+            *READING,
+            LABEL,
+            Option("labels", TEXT, "Labels with commas between them."),
+            HYPOTHESIS,
+            TOP,
+            JSON,
+            DEBUG,
+        ),
+        IMAGES,
+        model=None,
+        examples=("forwardpass zero-shot-image photos/ --labels cat,dog,bird --model ./clip-vit-base-patch32",),
     ),
     Command(
         "serve",

@@ -49,6 +49,8 @@ class Progress:
                 DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
+                # Else what is printed meanwhile would go to stderr, although stdout may be a file.
+                redirect_stdout=sys.stdout.isatty(),
             )
             self._bars.start()
         if what not in self._tasks:

@@ -83,18 +83,18 @@ def shown(text: str | Sequence[str], longest: int = LONGEST_SHOWN) -> str:
     return line if len(line) <= longest else line[: longest - 3] + "..."
 
 
-def show_ranked(text, ranked: Sequence[tuple[str, float]], *, json: bool, alone: bool) -> None:
-    """Labels with scores, best first. alone: there is no other text, so it need not be repeated."""
+def show_ranked(text, ranked: Sequence[tuple[str, float]], *, json: bool, alone: bool, kind: str = "text") -> None:
+    """Labels with scores, best first. alone: there is no other text, so it need not be repeated. kind: what it is."""
     if json:
-        print_json({**record(text), "labels": [{"label": label, "score": score} for label, score in ranked]})
+        print_json({**record(text, kind), "labels": [{"label": label, "score": score} for label, score in ranked]})
         return
     lines = [] if alone else [shown(text)]
     lines += [f"{'' if alone else '    '}{score:.4f}  {one_line(label)}" for label, score in ranked]
     write("\n".join(lines) + "\n")
 
 
-def record(text: str | Sequence[str]) -> dict:
-    return {"text": text} if isinstance(text, str) else {"pair": list(text)}
+def record(text: str | Sequence[str], kind: str = "text") -> dict:
+    return {kind: text} if isinstance(text, str) else {"pair": list(text)}
 
 
 def load(model: str | None, command: str, kind: str, dtype: str, threads: int | None):

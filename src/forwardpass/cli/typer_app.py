@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .options import COMMANDS, FLAG, FLOAT, INT, INTS, TEXT, TEXTS, TRISTATE, Command
+from .option_kinds import FLAG, FLOAT, INT, INTS, TEXT, TEXTS, TRISTATE, Command
+from .options import COMMANDS
 
 _TYPES = {
     FLAG: bool,

@@ -167,9 +167,12 @@ def _prepared(image: Any, name: str, processing: ImageProcessing, spec) -> Encod
 
 
 def _named(image: Any, number: int, many: bool) -> str:
-    """What errors call an image: its path, else its number among several."""
+    """What errors call an image: its path or name, else its number among several."""
     if isinstance(image, (str, os.PathLike)):
         return os.fsdecode(image)[:300]
+    name = getattr(image, "name", None) or getattr(image, "filename", None)
+    if isinstance(name, str) and name:
+        return name[:300]
     return f"image {number}" if many else "the image"
 
 
