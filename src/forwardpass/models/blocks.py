@@ -59,9 +59,13 @@ class Weights:
 
     def encoder(self) -> Weights:
         """Those of an encoder-decoder's encoder; its token table may be the decoder's."""
-        matrices, vectors = ({name.removeprefix(ENCODER): one for name, one in all.items() if name.startswith(ENCODER)}
-                             for all in (self.matrices, self.vectors))
-        return Weights({EMBEDDING: self.matrices[EMBEDDING]} | matrices, vectors)
+        inner = self.under(ENCODER)
+        return Weights({EMBEDDING: self.matrices[EMBEDDING]} | inner.matrices, inner.vectors)
+
+    def under(self, prefix: str) -> Weights:
+        """Those whose names begin with a prefix, without it."""
+        return Weights(*({name.removeprefix(prefix): one for name, one in all.items() if name.startswith(prefix)}
+                         for all in (self.matrices, self.vectors)))
 
 
 def record_embed(backend, spec: ModelSpec, weights: Weights) -> Recorded:

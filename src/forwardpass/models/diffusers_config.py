@@ -24,8 +24,8 @@ class DiffusersFields(Fields):
         super().__init__(values, where)
         found = self.text("_class_name")
         if found != name:
-            raise UnsupportedModelError(f"{where}: _class_name: expected {name}, found {show(found)}; use a model whose "
-                                        f"component is a {name}")
+            raise UnsupportedModelError(f"{where}: _class_name: expected {name}, found {show(found)}; use a model with "
+                                        f"a {name}")
 
     def is_null(self, name: str) -> bool:
         """Whether a setting is there and null, which for a few means something else than its absence."""

@@ -143,8 +143,8 @@ def _check_pixels(name: str, block: TransformerSpec | PixelAttentionSpec, width:
 
 
 def _norm(norm: GroupNormSpec, channels: int) -> None:
-    _require(1 <= norm.groups <= channels and channels % norm.groups == 0, f"a number of groups that divides {channels} "
-             "channels", norm.groups)
+    _require(1 <= norm.groups <= channels and channels % norm.groups == 0,
+             f"a number of groups that divides {channels} channels", norm.groups)
     _require(0 < norm.eps < 1, "a norm epsilon between 0 and 1", norm.eps)
 
 
@@ -158,7 +158,7 @@ def _activation(name: str) -> None:
     _require(name in ACTIVATIONS, f"an activation out of {', '.join(ACTIVATIONS)}", name)
 
 
-def _require(condition: bool, expected: str, found: object) -> None:
-    if not condition:
-        raise ModelFileError(f"model description: expected {expected}, found {found}; fix the config or fetch the model "
-                             "again")
+def _require(holds: bool, expected: str, found: object) -> None:
+    if not holds:
+        raise ModelFileError(f"the model contradicts itself: expected {expected}, found {found}; "
+                             "fix its config or fetch the model again")

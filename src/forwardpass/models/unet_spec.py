@@ -26,7 +26,7 @@ class ResnetSpec:
     """y = shortcut(x) + conv2(act(norm2(conv1(act(norm1(x)))))), both convolutions of 3 x 3 pixels.
 
     shortcut: a product of each pixel where `width` differs from `channels`, else x itself.
-    width: channels of x;  skip: so many of them, the last ones, were kept by a stage before and are put beside the rest.
+    width: channels of x;  skip: so many of them, the last ones, were kept on the way down and are put beside the rest.
     time: what the step's embedding does to norm2, after a product with it: "" = nothing;  "add", it is added before;
     "scale", what is normalised is multiplied by 1 + its first half, and the second half is added.
     divisor: y is divided by it.
@@ -43,13 +43,14 @@ class ResnetSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransformerSpec:
-    """x += project_out(layers(project_in(norm(x)))), where layers are those of any Transformer and pixels its tokens."""
+    """x += project_out(layers(project_in(norm(x)))): layers are those of any Transformer, pixels are its tokens."""
 
     norm: GroupNormSpec
     hidden_size: int
     layers: tuple[LayerSpec, ...]
 
     layer_weights = ()
+    encoder = None
     causal = False
 
 
