@@ -9,6 +9,7 @@ import numpy as np
 from forwardpass.errors import ParameterError
 from forwardpass.models import unet_blocks, unet_costs
 from forwardpass.models.blocks import Weights
+from forwardpass.models.unet import described
 from forwardpass.models.unet_blocks import RecordedImages
 from forwardpass.models.unet_spec import AutoencoderSpec
 
@@ -38,8 +39,8 @@ class Autoencoder:
             raise ParameterError(f"latents must have 1 to {MAX_LATENTS} pixels, not {height} x {width}")
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
-        """float32 [h, w, latent_channels] -> float32 [h * factor, w * factor, image_channels], about from -1 to 1 (it is
-        not cut). Raises ParameterError."""
+        """float32 [h, w, latent_channels] -> float32 [h * factor, w * factor, image_channels], which may go beyond -1
+        and 1. Raises ParameterError."""
         self._check(latents, "latents", self.latent_channels)
         self.check_size(*latents.shape[:2])
         height, width = (side * self.factor for side in latents.shape[:2])
@@ -62,8 +63,7 @@ class Autoencoder:
     def _check(self, value: np.ndarray, what: str, channels: int) -> None:
         if not (isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 3
                 and value.shape[2] == channels):
-            found = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-            raise ParameterError(f"{what} must be float32 [height, width, {channels}], not {found}")
+            raise ParameterError(f"{what} must be float32 [height, width, {channels}], not {described(value)}")
 
     def _run(self, parts: RecordedImages, source: np.ndarray, size: tuple[int, int],
              shape: tuple[int, int, int]) -> np.ndarray:

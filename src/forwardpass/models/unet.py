@@ -40,7 +40,7 @@ class UNet:
         """See Denoiser. The vector holds the waves of the scale of guidance, as the network was trained with them."""
         if not _is_rows(hidden, 2, self.context_width) or not hidden.shape[0]:
             raise ParameterError(f"a text's states must be float32 [tokens, {self.context_width}], not "
-                                 f"{_described(hidden)}")
+                                 f"{described(hidden)}")
         vector = None
         if self.guided:
             scale = 1.0 if guidance is None else float(guidance)
@@ -100,7 +100,7 @@ class UNet:
         for latent, condition in zip(latents, conditions, strict=True):
             if not _is_rows(latent, 3, self.latent_channels):
                 raise ParameterError(f"latents must be float32 [height, width, {self.latent_channels}], not "
-                                     f"{_described(latent)}")
+                                     f"{described(latent)}")
             self.check_size(*latent.shape[:2])
             guided = condition.vector is not None and condition.vector.shape == (self.spec.time.guidance,)
             if not _is_rows(condition.rows, 2, width) or guided != self.guided:
@@ -130,5 +130,5 @@ def _is_rows(value: object, axes: int, columns: int) -> bool:
             and value.shape[-1] == columns)
 
 
-def _described(value: object) -> str:
+def described(value: object) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"

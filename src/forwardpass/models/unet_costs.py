@@ -1,13 +1,13 @@
 """What a pass of a UNet or of half an autoencoder must do, and the activations that it needs at once.
 
-Operations are counted as in costs.py: a multiply-add is two. Activations are the float32 images that some operation reads
-or writes while others wait to be read: the sum at the operation where it is greatest. Attention keeps no scores.
+Operations are counted as in costs.py: a multiply-add is two. Activations are the float32 images that an operation reads
+or writes, and those that wait to be read: their sum at the operation where it is greatest. Attention keeps no scores.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from forwardpass.models.arena import rows_by_level
 from forwardpass.models.spec import LayerSpec
@@ -22,8 +22,8 @@ from forwardpass.models.unet_spec import (
 )
 
 _GROUP_NORM, _LAYER_NORM = 8, 7
-"""Operations an element: mean, difference, squares and their sum, scale, weight and bias; an activation after the first.
-"""
+"""Operations an element: mean, difference, squares and their sum, scale, weight and bias; an activation after the one
+for all pixels."""
 
 
 def unet_flops(spec: UNetSpec, height: int, width: int, context: int = 0) -> dict[str, int]:
@@ -135,7 +135,7 @@ class _Flops:
 
 
 def unet_activations(spec: UNetSpec, sizes: Sequence[tuple[int, int]]) -> int:
-    """Bytes of images that a pass over latents of these sizes needs at once, the latents and the prediction left out."""
+    """Bytes of images that a pass over latents of these sizes needs at once, latents and what is predicted left out."""
     live = _Live(rows_by_level(sizes, 16))
     live.keep(0, spec.channels)
     for stage in spec.down:
