@@ -13,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from forwardpass.errors import UnsupportedModelError
+from forwardpass.models.autoencoder import Autoencoder
 from forwardpass.models.diffusers_config import DiffusersFields
 from forwardpass.models.dit import Dit
-from forwardpass.models.families import dit, pixart
+from forwardpass.models.families import autoencoder_kl, dit, pixart, unet
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.registry import Checkpoint
+from forwardpass.models.unet import UNet
 from forwardpass.models.weight_rows import match
 from forwardpass.weights.source import Source
 
@@ -30,8 +32,9 @@ class Component:
     build: Callable[..., Any]
 
 
-DENOISERS = {"DiTTransformer2DModel": Component(dit, Dit), "PixArtTransformer2DModel": Component(pixart, Dit)}
-AUTOENCODERS: dict[str, Component] = {}
+DENOISERS = {"DiTTransformer2DModel": Component(dit, Dit), "PixArtTransformer2DModel": Component(pixart, Dit),
+             unet.CLASS: Component(unet, UNet)}
+AUTOENCODERS = {autoencoder_kl.CLASS: Component(autoencoder_kl, Autoencoder)}
 OLDER = {"Transformer2DModel": {"ada_norm_zero": "DiTTransformer2DModel",
                                 "ada_norm_single": "PixArtTransformer2DModel"}}
 """A class that was several -> what it became, by norm_type."""

@@ -28,6 +28,7 @@ _SHARED_BY_LAYERS = ((".modulation.weight",), (".cross.k.weight", ".cross.v.weig
 _SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".cross.k", ".cross.v"), (".gate", ".up"))
 _KEPT = ("embed.positions.weight", "embed.types.weight", "embed.relative.weight", "mlp.router.weight",
          "mlp.shared_gate.weight", "patches.weight", "final.modulation.weight", "final.out.weight",
+         "conv_in.weight", "conv_out.weight", "time.guidance.weight", "quant.weight",
          *(f"{name}.{part}.weight" for name in ("time", "resolution", "aspect") for part in ("first", "second")))
 ALIGNMENT = 64
 
