@@ -25,6 +25,7 @@ from forwardpass.models.weight_rows import (
     HEAD,
     RELATIVE_BIAS,
     mlp_widths,
+    pooled_width,
     projects_out,
     weights_of,
 )
@@ -234,7 +235,7 @@ class Layers:
         model's table of them becomes in this layer's matrices; no text is in it, so it is computed once, here."""
         d = a.disentangled
         if d is None:
-            return {} if a.causal else {"causal": False}
+            return ({"own": True} if self.spec.whole else {}) if a.causal else {"causal": False}
         query, key = ("attention.q", "attention.k") if d.shared else ("attention.position_q", "attention.position_k")
         return {"causal": False, "disentangled": (
             self._positions(at + key, a) if d.c2p else None, self._positions(at + query, a) if d.p2c else None,
@@ -337,14 +338,21 @@ def record_project(backend, spec: ModelSpec, weights: Weights) -> Recorded:
 
 
 def record_head(backend, spec: ModelSpec, weights: Weights) -> Recorded:
-    """Stage 4 of a classifier: its labels' scores for each given row."""
+    """Stage 4 of a classifier, its labels' scores for each given row, or of a model that makes vectors."""
     program = backend.program()
-    rows = program.buffer(spec.hidden_size)
+    rows = program.buffer(pooled_width(spec))
     return Recorded(program, rows, _record_head(program, spec, weights, rows))
 
 
 def _record_head(program: Program, spec: ModelSpec, weights: Weights, rows: int) -> int:
     head = spec.head
+    if head.task == "vector" and not head.outputs:
+        out = program.buffer(pooled_width(spec))
+        program.norm(rows, out, weights.norm("head.norm", head.norm), label="head")
+        return out
+    if head.norm:
+        raw, rows = rows, program.buffer(pooled_width(spec))
+        program.norm(raw, rows, weights.norm("head.norm", head.norm), label="head")
     out = program.buffer(spec.vocab_size if head.task == "lm" else head.outputs)
     norm = None
     if head.dense:

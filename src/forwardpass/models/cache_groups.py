@@ -24,7 +24,8 @@ class CacheGroup:
 
 def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
     """The groups in order of their first layers; that of cross-attention is the last. Layers that are not causal keep
-    nothing. A window that holds the whole context hides nothing: it counts as 0.
+    nothing, nor does a model that reads texts whole. A window that holds the whole context hides nothing: it counts
+    as 0.
 
     A block of a group is 64 positions of its layers. Groups have blocks of their own so that those of a window can be
     given back while a text grows.
@@ -32,7 +33,7 @@ def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
     members: dict[tuple[int, int, int], list[int]] = {}
     for i, layer in enumerate(spec.layers):
         attention = layer.attention
-        if attention.causal:
+        if attention.causal and not spec.whole:
             window = attention.window if attention.window < spec.max_position_embeddings else 0
             members.setdefault((window, attention.num_kv_heads, attention.head_dim), []).append(i)
     own = tuple(CacheGroup(*key, tuple(layers)) for key, layers in members.items())

@@ -19,16 +19,17 @@ def build(*, family: str, vocab: int, hidden: int, layers: int, heads: int, kv_h
           scale: float | None = None, alibi: tuple[float, ...] = (), softcap: float = 0.0, clip_qkv: float = 0.0,
           qk_norm: str = "", qk_norm_bias: bool = False, experts: ExpertsSpec | None = None, expert_inner: int = 0,
           sparse: tuple[bool, ...] = (), parallel: bool = False, shared_norm: bool = False,
-          residual_scale: float = 1.0, final: bool = True, attention: Mapping | None = None, **model) -> ModelSpec:
+          residual_scale: float = 1.0, final: bool = True, attention: Mapping | None = None,
+          branch_norm: NormSpec | None = None, **model) -> ModelSpec:
     """windows, rotary: of each layer. norm, norm_bias: the kind of all norms; norms: where they stand, "pre" (before
     attention and MLP), "after" (only after them, before the addition), "both" or "post" (after the addition).
     scale: None = 1 / sqrt(head_dim). qk_norm: a qk_norm_shape, "" = none. experts: of the layers that are True in
     `sparse` (empty = of all), with MLPs of expert_inner columns. shared_norm: in parallel layers the MLP reads what
-    attention reads. final: whether there is a norm after the last layer. attention, model: other fields of
-    AttentionSpec and ModelSpec.
+    attention reads. final: whether there is a norm after the last layer. branch_norm: what attention and MLP give goes
+    through it before it is added. attention, model: other fields of AttentionSpec and ModelSpec.
     """
     every = NormSpec(norm, eps, norm_bias)
-    before, after = every if norms != "after" else None, every if norms in ("after", "both") else None
+    before, after = every if norms != "after" else None, every if norms in ("after", "both") else branch_norm
     dense = MlpSpec(mlp, inner, act, mlp_bias)
     mixed = MlpSpec("gated", expert_inner or inner, act, mlp_bias, experts) if experts else dense
     made: dict[tuple, LayerSpec] = {}

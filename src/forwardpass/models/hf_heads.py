@@ -18,6 +18,7 @@ from forwardpass.models.weight_rows import HEAD, WeightRow
 TASKS = {  # end of a class name: task of its head (the first that fits counts)
     "ForMaskedLM": "lm", "ForPreTraining": "lm", "ForCausalLM": "lm", "LMHeadModel": "lm",
     "ForConditionalGeneration": "lm", "ForSequenceClassification": "labels", "ForTokenClassification": "tags",
+    "ForImageClassification": "labels", "ForImageClassificationWithTeacher": "labels", "WithProjection": "vector",
     "Model": "none",
 }
 PROBLEMS = {"regression": "regression", "single_label_classification": "single", "multi_label_classification": "multi"}

@@ -3,10 +3,10 @@
 An image is cut into squares of `size` pixels a side, line by line; what is left over on the right and at the bottom is
 in none (as with a convolution without padding). Example: 30 x 44 pixels and squares of 14 are 2 lines of 3 patches.
 
-Positions that were learned for one grid of patches serve other grids by cubic interpolation (Keys 1981) with the centres
-of the outer patches kept apart by half a patch from the border. "bicubic" has Keys's a = -0.75 and looks at four
-neighbours in each direction, as torch.nn.functional.interpolate does; "antialiased" has a = -0.5 and looks further
-where the grid becomes coarser, as it does with antialias=True. Both are products with two small matrices.
+Positions that were learned for one grid of patches serve other grids by cubic interpolation (Keys 1981) between the
+centres of patches, each half a patch from its border. "bicubic" has Keys's a = -0.75 and looks at four neighbours in
+each direction, as torch.nn.functional.interpolate does; "antialiased" has a = -0.5 and looks further where the grid
+becomes coarser, as it does with antialias=True. Both are products with two small matrices.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MAX_KEPT = 2**24
 
 
 def patch_rows(pixels: np.ndarray, size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """float32 [height, width, channels] -> float32 [patches, channels * size * size], columns [channel][y][x].
+    """float32 [height, width, channels] -> float32 [patches, size * size * channels], columns [y][x][channel].
 
     out: where to write them.
     """
     lines, columns, channels = pixels.shape[0] // size, pixels.shape[1] // size, pixels.shape[2]
     cut = pixels[: lines * size, : columns * size].reshape(lines, size, columns, size, channels)
     if out is None:
-        out = np.empty((lines * columns, channels * size * size), np.float32)
-    out.reshape(lines, columns, channels, size, size)[...] = cut.transpose(0, 2, 4, 1, 3)
+        out = np.empty((lines * columns, size * size * channels), np.float32)
+    out.reshape(lines, columns, size, size, channels)[...] = cut.transpose(0, 2, 1, 3, 4)
     return out
 
 

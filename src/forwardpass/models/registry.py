@@ -28,8 +28,10 @@ from forwardpass.models.families import (
     bart,
     bert,
     bloom,
+    clip,
     cohere,
     deberta,
+    dinov2,
     distilbert,
     electra,
     falcon,
@@ -55,10 +57,12 @@ from forwardpass.models.families import (
     phi3,
     qwen,
     roberta,
+    siglip,
     smollm3,
     stablelm,
     starcoder2,
     t5,
+    vit,
 )
 from forwardpass.models.fields import Fields, show
 from forwardpass.models.spec import ModelSpec
@@ -66,9 +70,9 @@ from forwardpass.models.weight_rows import BoundRow, match, resolve_head
 from forwardpass.weights.dequantize import dequantize
 from forwardpass.weights.source import Source
 
-_MODULES = (albert, bart, bert, bloom, cohere, deberta, distilbert, electra, falcon, gemma, gemma3, gpt2, gpt_bigcode,
-            gpt_neo, gpt_neox, gptj, granite, llama, m2m_100, marian, modernbert, mpnet, mpt, nomic_bert, olmo2, opt,
-            pegasus, phi, phi3, qwen, roberta, smollm3, stablelm, starcoder2, t5)
+_MODULES = (albert, bart, bert, bloom, clip, cohere, deberta, dinov2, distilbert, electra, falcon, gemma, gemma3, gpt2,
+            gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, llama, m2m_100, marian, modernbert, mpnet, mpt, nomic_bert,
+            olmo2, opt, pegasus, phi, phi3, qwen, roberta, siglip, smollm3, stablelm, starcoder2, t5, vit)
 FAMILIES: dict[str, ModuleType] = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 """HF model_type -> its family file; a ModelSpec's `family` is such a name."""
 GGUF: dict[str, str] = {name: kind for module in _MODULES for name, kind in module.GGUF.items()}

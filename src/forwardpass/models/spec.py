@@ -189,7 +189,7 @@ RESIZES = ("", "bicubic", "antialiased")
 @dataclass(frozen=True, slots=True)
 class PatchesSpec:
     """Images in place of texts. Squares of size x size pixels with `channels` numbers each, line by line, become rows
-    by one matrix, `embed.patches`, whose columns are [channel][y][x] of a square; bias: it has one.
+    by one matrix, `embed.patches`, whose columns are [y][x][channel] of a square; bias: it has one.
 
     image: (height, width) in pixels of the images that the table of positions is for. What is left over on the right
     and at the bottom is in no patch. Before the patches stand rows that are the same for every image: `classes` of them

@@ -264,7 +264,7 @@ def _check_head(spec: ModelSpec) -> None:
              f"1 to {MAX_SIZE} labels where there are any", head.outputs)
     _require(head.outputs or not head.dense or head.task != "vector", "no dense layer of a pooled row alone",
              head.dense)
-    _require(head.pool != "end" or 0 <= head.end < spec.vocab_size, f"an end token below {spec.vocab_size}", head.end)
+    _require(0 <= head.end <= MAX_SIZE, f"an end token from 0 to {MAX_SIZE}", head.end)
     _check_attention_pool(spec)
     _check_norm(head.norm)
     _require(0 <= head.dense <= MAX_SIZE, f"a dense layer of 0 (none) to {MAX_SIZE} columns", head.dense)

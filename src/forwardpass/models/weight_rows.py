@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forwardpass.errors import ModelFileError
-from forwardpass.models.spec import LayerSpec, MlpSpec, ModelSpec, NormSpec
+from forwardpass.models.spec import LayerSpec, MlpSpec, ModelSpec, NormSpec, PatchesSpec
 from forwardpass.weights.repack import REPACKED
 from forwardpass.weights.source import Source, TensorInfo
 
@@ -24,8 +24,10 @@ MAX_PROBLEMS = 20
 HEAD, EMBEDDING, RELATIVE_BIAS = "head.weight", "embed.tokens.weight", "attention.relative_bias"
 LABELS = ".labels"
 """A denoiser's table of classes, of which a picture reads one row."""
-ENCODER = "encoder."
-"""What the names of an encoder-decoder's encoder begin with."""
+ENCODER, VISION = "encoder.", "vision."
+"""What the names of an encoder-decoder's encoder and of a vision tower begin with."""
+TABLES = (RELATIVE_BIAS, "embed.places", "embed.registers", LABELS + ".")
+"""Matrices that are looked up and computed with, never multiplied: they stay float32 arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,15 @@ def row_order(rows: int, heads: int, rotary_dim: int = 0) -> np.ndarray:
 def targets(spec: ModelSpec, prefix: str = "", embedding: bool = True) -> dict[str, tuple[int, ...]]:
     """Every tensor the spec asks for with its shape, the head last (tied models do without it).
 
-    An encoder's names begin with "encoder."; they follow the decoder's embedding. prefix: before all names;
-    embedding: False = the token table is another model's.
+    An encoder's names begin with "encoder.", a vision tower's with "vision."; they follow the embedding.
+    prefix: before all names;  embedding: False = the token table is another model's.
     """
     width, narrow = spec.hidden_size, spec.embed_size or spec.hidden_size
     first = narrow if spec.project_last else width
     out = Targets()
-    if embedding:
+    if spec.patches:
+        _patches(out, spec.patches, width)
+    elif embedding:
         out.linear(EMBEDDING, (spec.vocab_size, narrow))
     if spec.token_types:
         out.linear("embed.types", (spec.token_types, first))
@@ -148,6 +152,11 @@ def targets(spec: ModelSpec, prefix: str = "", embedding: bool = True) -> dict[s
         out.norm("embed.relative_norm", width, relative.norm)
     if spec.encoder:
         out |= targets(spec.encoder, ENCODER, not spec.shared_embedding)
+    if spec.vision:
+        out |= targets(spec.vision, VISION)
+        out.linear("pair.scale", (1,))
+        if spec.contrast == "sigmoid":
+            out.linear("pair.bias", (1,))
     biased = {layer.attention.relative.layer for layer in spec.layers if layer.attention.relative}
     for i, layer in enumerate(spec.layers):
         if weights_of(spec, i) == i:
@@ -169,6 +178,16 @@ class Targets(dict[str, tuple[int, ...]]):
     def norm(self, name: str, size: int, norm: NormSpec | None) -> None:
         if norm and norm.weight:
             self.linear(name, (size,), norm.bias)
+
+
+def _patches(out: Targets, p: PatchesSpec, width: int) -> None:
+    out.linear("embed.patches", (width, p.size * p.size * p.channels), p.bias)
+    for i in range(p.classes):
+        out.linear(f"embed.class.{i}", (width,))
+    if p.registers:
+        out.linear("embed.registers", (p.registers, width))
+    if p.positions == "learned":
+        out.linear("embed.places", (p.rows(*p.image) - p.registers, width))
 
 
 def layer_targets(out: Targets, at: str, width: int, layer: LayerSpec, source: int, biased: bool = False) -> None:
@@ -220,18 +239,36 @@ def _head(out: Targets, spec: ModelSpec, width: int, narrow: int) -> None:
     head = spec.head
     if head.task == "none":
         return
+    out.norm("head.norm", width, head.norm)
+    if head.attention:
+        out.linear("head.pool.probe", (width,))
+        for one in "qkv":
+            out.linear(f"head.pool.{one}", (width, width), True)
+        out.linear("head.pool.out", (width, width), True)
+        out.norm("head.pool.norm", width, head.attention.norm)
+        out.linear("head.pool.up", (head.attention.intermediate_size, width), True)
+        out.linear("head.pool.down", (width, head.attention.intermediate_size), True)
+    if head.task == "vector" and not head.outputs:
+        return
     if head.dense:
         out.linear("head.dense", (head.dense, width), head.dense_bias)
         out.norm("head.dense_norm", head.dense, head.dense_norm)
     elif projects_out(spec):
         out.linear("embed.project_out", (narrow, width))
-    wide = head.dense or (narrow if head.task == "lm" else width)
+    wide = head.dense or (narrow if head.task == "lm" else pooled_width(spec))
     out.linear("head", (spec.vocab_size if head.task == "lm" else head.outputs, wide), spec.head_bias)
+    if head.pool == "both":
+        out.linear("head.teacher", (head.outputs, wide), spec.head_bias)
+
+
+def pooled_width(spec: ModelSpec) -> int:
+    """Columns of what a head reads of a text or an image."""
+    return spec.hidden_size * (2 if spec.head.pool == "first+patches" else 1)
 
 
 def is_matrix(target: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is packed for the kernels. Others stay float32 arrays."""
-    return len(shape) == 2 and not target.endswith((RELATIVE_BIAS + ".weight", LABELS + ".weight"))
+    return len(shape) == 2 and not any(name in target for name in TABLES)
 
 
 def projects_out(spec: ModelSpec) -> bool:
@@ -255,24 +292,33 @@ def mlp_widths(m: MlpSpec) -> dict[str, int]:
 def named_rows(spec: ModelSpec, names: Mapping[str, tuple[str, ...]]) -> list[WeightRow]:
     """A row for every target. names: target without layer, expert number and suffix ("attention.q",
     "mlp.experts.up", "encoder.attention.q") -> source names without suffix, "{i}" for the layer and "{e}" for the
-    expert ("blk.{i}.attn_q"). An expert's name without "{e}" is one tensor that stacks all experts. A head that could
+    expert ("blk.{i}.attn_q"); one that ends with "=" is a whole name ("cls_token="), and one with "_" has no dot before
+    its suffix ("in_proj_"). An expert's name without "{e}" is one tensor that stacks all experts. A head that could
     be the token table is optional (see `resolve_head`)."""
     rows, wanted = [], targets(spec)
     for target, shape in wanted.items():
         stem, _, suffix = target.rpartition(".")
-        layer = re.fullmatch(r"(encoder\.|)layers\.(\d+)\.(.+)", stem)
+        layer = re.fullmatch(r"(encoder\.|vision\.|)layers\.(\d+)\.(.+)", stem)
         half, number, stem = (layer[1], layer[2], layer[3]) if layer else ("", "", stem)
         expert = re.fullmatch(r"(mlp\.experts\.)(\d+)\.(.+)", stem)
         e, stem = (expert[2], expert[1] + expert[3]) if expert else ("", stem)
         spelled = names[half + stem]
-        sources = tuple(f"{name.format(i=number, e=e)}.{suffix}" for name in spelled)
-        row = WeightRow(target, sources, shape, optional=target == HEAD and shape == wanted[EMBEDDING])
+        sources = tuple(_stored_name(name.format(i=number, e=e), suffix) for name in spelled)
+        row = WeightRow(target, sources, shape, optional=target == HEAD and shape == wanted.get(EMBEDDING))
+        if stem.endswith("embed.patches") and suffix == "weight":
+            row = replace(row, transform="pixels", kernel=spec.images.patches.size)
         if expert and not any("{e}" in name for name in spelled):
             owner = spec.encoder if half else spec
             count, at = owner.layers[int(number)].mlp.experts.count, int(e) * shape[0]
             row = replace(row, rows=slice(at, at + shape[0]), total=count * shape[0], stack=count)
         rows.append(row)
     return rows
+
+
+def _stored_name(name: str, suffix: str) -> str:
+    if name.endswith("="):
+        return name[:-1]
+    return name + suffix if name.endswith("_") else f"{name}.{suffix}"
 
 
 def match(rows: Iterable[WeightRow], source: Source, ignored: Iterable[str] = ()) -> list[BoundRow]:

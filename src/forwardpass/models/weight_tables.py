@@ -25,15 +25,15 @@ def table_rows(spec: ModelSpec, table: Mapping[str, tuple[str, str]], kind: str)
 
 def part_of(row: WeightRow) -> tuple[str, str, str]:
     """("layers.3.", "attention.q", "weight") of a row for layers.3.attention.q.weight, with "encoder." before it in an
-    encoder's; outside of layers the first is empty."""
-    found = re.fullmatch(r"((?:encoder\.)?layers\.\d+\.|)(.+)\.(weight|bias)", row.target)
+    encoder's and "vision." in a vision tower's; outside of layers the first is empty."""
+    found = re.fullmatch(r"((?:encoder\.|vision\.)?layers\.\d+\.|)(.+)\.(weight|bias)", row.target)
     return found[1], found[2], found[3]
 
 
 def attention_of(spec: ModelSpec, layer: str) -> AttentionSpec:
     """The self-attention of a layer that `part_of` named."""
-    layers = spec.encoder.layers if layer.startswith("encoder.") else spec.layers
-    return layers[int(layer.rsplit(".", 2)[1])].attention
+    inner = spec.encoder if layer.startswith("encoder.") else spec.vision if layer.startswith("vision.") else spec
+    return inner.layers[int(layer.rsplit(".", 2)[1])].attention
 
 
 def fused(rows: Iterable[WeightRow], parts: Sequence[str], runs: int = 1) -> list[WeightRow]:

@@ -53,8 +53,8 @@ def checked_image(number: int, image: EncoderImage, spec) -> Given:
                              f"{list(pixels.shape)}")
     height, width, _ = pixels.shape
     if min(height, width) < patches.size:
-        raise ParameterError(f"{what} has {height} x {width} pixels; the model reads squares of {patches.size}: enlarge "
-                             "it")
+        raise ParameterError(f"{what} has {height} x {width} pixels; the model reads squares of {patches.size}: "
+                             "enlarge it")
     if not patches.resize and patches.positions == "learned" and patches.grid(height, width) != patches.grid(
             *patches.image):
         raise ParameterError(f"{what} has {height} x {width} pixels; this model reads images of "

@@ -19,9 +19,11 @@ NEAR = 256
 def pool(hidden: Hidden, how: Sequence[str], skip: int = 0) -> np.ndarray:
     """float32 [texts, len(how) * hidden_size], the poolings side by side.
 
-    how: "cls" the first token, "last" the last one, "max" each column's greatest, "mean", "mean_sqrt_len" the sum over
-    the square root of the number of tokens, "weightedmean" with weights 1, 2, 3, ... by position (Muennighoff 2022).
-    skip: leading tokens (a prompt's) that all but cls and last leave out; a text's last token is never left out.
+    how: "cls" the first token, "second" the one after it, "last" the last one, "max" each column's greatest, "mean",
+    "mean_sqrt_len" the sum over the square root of the number of tokens, "weightedmean" with weights 1, 2, 3, ... by
+    position (Muennighoff 2022).
+    skip: leading tokens that all but cls, second and last leave out, a prompt's or the rows before an image's patches;
+    a text's last token is never left out.
 
     Example: rows (1, 2) and (3, 4): mean (2, 3), cls (1, 2), max and last (3, 4), mean_sqrt_len (4, 6) / sqrt(2),
     weightedmean (7, 10) / 3.
@@ -52,6 +54,7 @@ def _weighted_mean(text: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 _OTHERS = {
     "cls": lambda text, rows: text[0],
+    "second": lambda text, rows: text[1],
     "last": lambda text, rows: text[-1],
     "max": lambda text, rows: np.maximum.reduce(rows, axis=0),
     "mean_sqrt_len": _mean_sqrt_len,

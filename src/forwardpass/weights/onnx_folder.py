@@ -96,7 +96,7 @@ class OnnxSource:
                           "name the files to be read in config.json's onnx_files")
 
     def _join(self, name: str, parts: list[str]) -> None:
-        """Present `parts` as one tensor; their bytes follow one another, for no axis before the joined one is above 1."""
+        """Present `parts` as one tensor: their bytes follow one another, for the axes before the joined one are 1."""
         self._check_new(name)
         infos = [self.tensors.pop(part, None) for part in parts]
         if None in infos or len({info.type for info in infos}) != 1:
