@@ -158,7 +158,7 @@ class FakeModel:
 
     def similarity(self, vectors, others):
         """The nearer in length, the more alike."""
-        return 0.0 - abs(vectors[:, :1] - others[:, 0])
+        return 0.0 - abs(vectors.reshape(-1, vectors.shape[-1])[:, :1] - others[:, 0])
 
     def classify(self, texts, **params):
         texts = self._texts("classify", texts, params)
@@ -184,6 +184,34 @@ class FakeModel:
     def zero_shot(self, texts, labels, **params):
         texts = self._texts("zero_shot", texts, {"labels": labels, **params})
         return [[(label, 0.5) for label in labels] for _ in texts]
+
+    def _images(self, kind, images, params, of):
+        """of(length of the name) is the answer, except to names with "bad" in them; an image without a name has 4."""
+        many = isinstance(images, list)
+        on_error = params.pop("on_error", None)
+        names = [getattr(image, "name", image) for image in (images if many else [images])]
+        self.calls.append((kind, names, {name: value for name, value in params.items() if name != "stream"}))
+
+        def each():
+            for number, name in enumerate(names):
+                if "bad" in name:
+                    on_error(number, ParameterError(f"{name}: expected an\nimage"))
+                yield None if "bad" in name else of(len(name))
+
+        return each() if many else next(each())
+
+    def classify_image(self, images, **params):
+        return self._images("classify_image", images, params,
+                            lambda n: [("boot\n", n / 100), ("bag", 0.25)][: params.get("top_k", 5)])
+
+    def embed_image(self, images, **params):
+        import numpy as np
+
+        return self._images("embed_image", images, params, lambda n: np.array([n, 2 * n, 1], np.float32))
+
+    def zero_shot_image(self, images, labels, **params):
+        params["labels"] = labels
+        return self._images("zero_shot_image", images, params, lambda n: [(label, 0.5) for label in labels])
 
     def explain(self, request, **params):
         text = self._begin("explain", request, params)
