@@ -125,7 +125,7 @@ def read_each(model, images: Any, read: Callable[[Hidden], Sequence[Any]], on_er
 
 
 def _results(model, images: Iterator[Any], many: bool, read, on_error) -> Iterator[Any]:
-    processing, spec = ImageProcessing(model.settings.images), tower(model).spec
+    processing, spec = ImageProcessing(model.settings.images), model.spec.images
     at = 0
 
     def some() -> list[EncoderImage | ForwardpassError]:
