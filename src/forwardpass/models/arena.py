@@ -97,6 +97,11 @@ class Planner:
             inner.append((buffer, self._memory[start + at : start + at + size].reshape(-1, self.widths[buffer])))
         self.program.run(rows[0], sizes=sizes, bound=[*bound.items(), *inner], **facts)
 
+    @property
+    def memory_bytes(self) -> int:
+        """What is taken now."""
+        return self._memory.nbytes
+
     def forget(self) -> None:
         """Give the memory back; the next run takes it again."""
         self._memory = np.empty(0, np.float32)
