@@ -168,6 +168,7 @@ NB_MODULE(_native, m) {
            "Give a block's memory back to the system. What the block then holds is not defined: clear it before use.");
 
   nb::class_<PyProgram> program = bind_program(m);
+  bind_images(program);
   bind_steps(m, program);
 
   m.def("bounds", [](Ints values) {

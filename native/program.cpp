@@ -41,6 +41,12 @@ void Program::prepare_memory(const Step& step) {
       (rows.count <= kOwnRows ? own : shared) = std::max(rows.count <= kOwnRows ? own : shared, x.bytes());
       scratch = std::max(scratch, std::max(matmul_scratch(x.k), prepare_scratch(x.k)));
     }
+    if (op.kind == OpKind::Conv) {
+      const Activations x = activations(op, rows_at_a_time(op, rows.count));
+      (own_rows(op, rows.count) ? own : shared) = std::max(own_rows(op, rows.count) ? own : shared, x.bytes());
+      scratch = std::max(scratch, std::max(matmul_scratch(x.k), prepare_scratch(x.k)));
+    }
+    if (op.kind == OpKind::GroupNorm) common = std::max(common, group_norm_bytes(op, step));
     if (op.kind == OpKind::Positions || op.kind == OpKind::Types || op.kind == OpKind::AddNormed)
       scratch = std::max(scratch, widths_[size_t(op.out)] * 4 + 64);
     if (op.kind == OpKind::Experts) {
@@ -155,6 +161,8 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
     case OpKind::Linear:
     case OpKind::Gated: linear(op, index, step, team); return;
     case OpKind::Experts: experts(op, index, step, team); return;
+    case OpKind::Conv: conv(op, index, step, team); return;
+    case OpKind::GroupNorm: group_norm(op, step, team); return;
     case OpKind::Attention:
     case OpKind::Store: {
       Attention a = op.attention;

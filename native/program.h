@@ -18,7 +18,8 @@
 namespace fp {
 
 enum class OpKind : int {
-  Embed, Positions, Types, Norm, AddNormed, HeadNorm, Modulate, AddGated, AddRows, Activate, Copy, Clip, Cap, Gather, Linear, Gated, Experts, Attention, Store
+  Embed, Positions, Types, Norm, AddNormed, HeadNorm, Modulate, AddGated, AddRows, Activate, Copy, Clip,
+  Cap, Gather, Linear, Gated, Experts, Attention, Store, Conv, GroupNorm
 };
 
 // A thread computes its own rows of these and reads nothing else that they write.
@@ -35,6 +36,14 @@ constexpr int64_t kChunk = 4;  // panels taken at a time
 // through all of them (program_rows.cpp).
 constexpr int64_t kStretchRows = 32;
 
+// What a convolution reads for a pixel (y, x): size * size pixels from (y, x) * stride - before on. upsample: of an image
+// whose pixel (y, x) is the source's (y / 2, x / 2).
+struct Window {
+  int64_t size = 1, stride = 1, before = 0;
+  bool upsample = false;
+};
+constexpr int64_t kMostWindow = 7 * 7;
+
 struct Op {
   OpKind kind = OpKind::Norm;
   std::string label;  // what explain calls it
@@ -49,6 +58,8 @@ struct Op {
                                                 // Copy: of `out`; AddGated, AddRows, Modulate (its shift): of `by`
   int64_t scale_column = 0;                     // Modulate
   const float* vector = nullptr;                // Copy: what it adds, or null
+  Window window;                  // Conv
+  int64_t groups = 1;             // GroupNorm
   bool each = false;              // HeadNorm: every segment has its own weights
   bool meet = true;               // threads meet after it
   std::vector<LinearPart> parts;  // Gated: gate, then up
@@ -194,6 +205,12 @@ class Program {
   bool carries_over(int buffer) const;
   void run_stretch(size_t begin, const Step& step, const Team& team, bool timed);
   void experts(const Op& op, int index, const Step& step, const Team& team);  // experts.cpp
+  // program_images.cpp
+  bool own_rows(const Op& op, int64_t rows) const;
+  int64_t rows_at_a_time(const Op& op, int64_t rows) const;
+  void conv(const Op& op, int index, const Step& step, const Team& team);
+  int64_t group_norm_bytes(const Op& op, const Step& step) const;
+  void group_norm(const Op& op, const Step& step, const Team& team);
   // Calls take(begin, end) with panels out of [0, total) until all threads together have taken every one.
   template <typename Take>
   void share_panels(int64_t total, int64_t rows, std::atomic<int64_t>& counter, const Team& team, const Take& take) {

@@ -33,11 +33,6 @@ fp::Op make_op(PyProgram& self, fp::OpKind kind, const std::string& label, int i
   return op;
 }
 
-fp::Act act_of(int number) {
-  require(number >= 0 && number < fp::kActs, "an activation's number");
-  return fp::Act(number);
-}
-
 fp::KvLayout kv_layout(int type, int64_t kv_heads, int64_t head_dim) {
   require(type >= 0 && type <= 2, "a type of keys and values");
   require(kv_heads > 0 && kv_heads <= (int64_t(1) << 24) && head_dim > 0 && head_dim <= 1024, "attention heads");

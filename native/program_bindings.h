@@ -23,6 +23,11 @@ struct PyMatrix {
   Bytes memory;
 };
 
+inline fp::Act act_of(int number) {
+  require(number >= 0 && number < fp::kActs, "an activation's number");
+  return fp::Act(number);
+}
+
 // A program and the Python objects whose memory it points to.
 struct PyProgram {
   PyProgram(std::shared_ptr<fp::Pool> pool, const std::string& isa) : program(std::move(pool), fp::kernels_for(isa)) {}
@@ -110,6 +115,7 @@ struct PyProgram {
 };
 
 nanobind::class_<PyProgram> bind_program(nanobind::module_& m);
+void bind_images(nanobind::class_<PyProgram>& program);
 void bind_steps(nanobind::module_& m, nanobind::class_<PyProgram>& program);
 
 }  // namespace fp_python

@@ -157,6 +157,15 @@ class NativeProgram:
         self.native.experts(source, out, *_norm_arguments(norm), router, list(experts), shared, shared_gate, chosen,
                             normalise, _ACTIVATIONS[activation], _MODES[mode], scale, label)
 
+    def conv(self, source, out, linear, *, size, stride=1, upsample=False, padding="same", mode="store",
+             activation=None, label):
+        before = {"same": size // 2, "end": 0}[padding]
+        self.native.conv(source, out, linear, size, stride, upsample, before, _MODES[mode], _ACTIVATIONS[activation],
+                         label)
+
+    def group_norm(self, source, out, *, groups, norm: NormWeights, activation=None, label):
+        self.native.group_norm(source, out, groups, norm.eps, norm.weight, norm.bias, _ACTIVATIONS[activation], label)
+
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary,
                   alibi=None, softcap=0.0, relative_bias=None, group=0, causal=True, disentangled=None,
                   label):
