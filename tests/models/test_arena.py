@@ -63,18 +63,6 @@ def test_operations_that_go_row_by_row_are_one_moment():
     assert planner.bytes((10,)) == 4 * 320
 
 
-def test_a_norm_of_groups_may_still_be_read_by_one_thread_when_another_is_behind_it():
-    planner = Planner(Program())
-    a, b, c, d = (planner.buffer(8) for _ in range(4))
-    planner.copy(a, b, label="")
-    planner.group_norm(b, c, groups=1, norm=None, label="")
-    planner.copy(c, d, label="")
-    planner.run(np.array([[4, 4]], np.int32), 1, {})
-    found = places(planner)
-    assert all(apart(found[x], found[y]) for x, y in ((b, c), (b, d), (c, d), (a, b)))
-    assert planner.bytes((16,)) == 3 * 512  # a is not needed any more when c is made
-
-
 def test_what_a_step_adds_counts_and_small_spaces_have_their_own_memory():
     planner = Planner(Program())
     image, other, by = planner.buffer(4), planner.buffer(4), planner.buffer(4, -1)

@@ -15,10 +15,9 @@ import numpy as np
 
 from forwardpass.backends.protocol import Program
 
-_MEETS_BEFORE = ("conv", "attention", "group_norm")
-_MEETS_AFTER = ("conv", "attention")
+_APART = ("conv", "group_norm", "attention", "context_attention")
 """Before and after these no thread of a run is still at an earlier operation, or already at a later one: they read what
-others have computed. In between threads go through operations row by row, each at its own pace, so that all of those
+others have computed. In between threads may go through operations row by row, each at its own pace, so that all of those
 are one moment: what one of them reads must not lie where another writes."""
 _ALIGN = 16
 """Floats; a cache line."""
@@ -57,11 +56,11 @@ class Planner:
         record = getattr(self.program, operation)
 
         def recorded(*buffers: Any, **facts: Any) -> None:
-            self._moment += operation in _MEETS_BEFORE
+            self._moment += operation in _APART
             for buffer in (*buffers, facts.get("by")):
                 if type(buffer) is int:
                     self._spans[buffer] = (self._spans.get(buffer, (self._moment,))[0], self._moment)
-            self._moment += operation in _MEETS_AFTER
+            self._moment += operation in _APART
             record(*buffers, **facts)
 
         return recorded
