@@ -61,7 +61,8 @@ class ScriptLM:
 
     def __init__(self, f, max_positions=4096, windows=(0,), regimes=None, pair=False):
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=True,
-                                    head=HeadSpec())
+                                    head=HeadSpec(), images=None, patches=None)
+        self.vision = None
         self.encoder = ScriptEncoder(max_positions, stores=True) if pair else None
         self.groups = [SimpleNamespace(window=window) for window in windows] + [SimpleNamespace(window=0)] * pair
         self.backend = SimpleNamespace(pool=None)
@@ -147,7 +148,8 @@ class ScriptEncoder:
 
     def __init__(self, max_positions=4096, stores=False, types=2):
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=False,
-                                    token_types=types, head=HeadSpec(task="none"))
+                                    token_types=types, head=HeadSpec(task="none"), images=None, patches=None)
+        self.vision = None
         self.encoder, self.regimes = None, Regimes()
         self.groups = [SimpleNamespace(window=0)] * stores
         self.before, self.read = (lambda: None), []

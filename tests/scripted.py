@@ -36,7 +36,7 @@ class BytesLM(ScriptLM):
     def __init__(self, f, max_positions=4096):
         super().__init__(f, max_positions)
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=max_positions, causal=True,
-                                    head=self.spec.head, encoder=None)
+                                    head=self.spec.head, encoder=None, images=None, patches=None)
         self.gate = threading.Event()
         self.gate.set()
         self.before = self._wait

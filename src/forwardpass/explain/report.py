@@ -160,11 +160,11 @@ def _costs(model, steps: list, labelled: bool = False) -> list[dict[str, dict[st
     for step in steps:
         rows, contexts = [new for new, _ in step.rows], [past for _, past in step.rows]
         encoded = step.texts
-        if spec.encoder is None and step.texts:  # the model itself reads whole texts
+        if spec.encoder is None and (step.texts or step.images):  # the model itself reads whole texts
             rows, contexts, encoded = step.texts, [0] * len(step.texts), []
         wanted = None if labelled and rows else step.wanted
         found.append(stage_costs(spec, model.stored_bytes, rows, contexts, model.network.kv_dtype, wanted, step.sources,
-                                 encoded))
+                                 encoded, step.images))
     return found
 
 

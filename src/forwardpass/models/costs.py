@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from forwardpass.models.cache_groups import cache_groups
 from forwardpass.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
-from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, BoundRow, targets, weights_of
+from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, VISION, BoundRow, targets, weights_of
 
 KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _LAYERS = ("norm", "qkv", "attention", "out", "gate_up", "down", "experts")
@@ -24,13 +24,16 @@ STAGES = {
     "embed": ("embed",),
     "decode": (*_LAYERS, "cross_q", "cross", "cross_out"),
     "project": ("head",),
+    "see": ("embed", *_LAYERS),
 }
 """Stage -> its kinds of op; a model need not have all. "encode" is what an encoder-decoder's encoder does in stages 2
-and 3, "cross_kv" the keys and values that it leaves to the decoder. "gate_up" is also the single up matrix of a plain
+and 3, "cross_kv" the keys and values that it leaves to the decoder; "see" is what a vision tower does in them. "gate_up" is also the single up matrix of a plain
 MLP, "experts" all of a mixture: router, the experts' MLPs and what they share."""
 
 _OPS = {"embed.project_in": "embed", "embed.norm": "embed", "embed.project_out": "head", "head": "head",
-        "head.dense": "head", "head.dense_norm": "head", "final_norm": "norm",
+        "head.dense": "head", "head.dense_norm": "head", "head.norm": "head", "head.teacher": "head",
+        "head.pool.q": "head", "head.pool.out": "head", "head.pool.norm": "head", "head.pool.up": "head",
+        "head.pool.down": "head", "final_norm": "norm", "embed.patches": "embed",
         "attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv",
         "attention.q_norm": "qkv", "attention.k_norm": "qkv", "attention.out": "out",
         "cross.q": "cross_q", "cross.out": "cross_out",
@@ -93,13 +96,14 @@ def _kv_layer_bytes(num_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
 
 def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int], contexts: Sequence[int],
                 kv_dtype: str = "bfloat16", wanted: int | None = None, sources: Sequence[int] | None = None,
-                encoded: Sequence[int] = ()) -> dict[str, dict[str, Cost]]:
+                encoded: Sequence[int] = (), images: Sequence[int] = ()) -> dict[str, dict[str, Cost]]:
     """Costs of one step: stage -> op kind -> Cost, with the keys of STAGES.
 
     nbytes: target -> stored bytes (`stored_bytes`). For each sequence, rows: new tokens in this step, contexts:
     tokens already in the cache. wanted: rows that are projected (default: one a sequence, all for tags).
 
     Of encoder-decoders, sources: tokens of each sequence's source;  encoded: of each source that this step encodes.
+    images: the rows of each image that a vision tower reads, beside the texts.
     """
     if wanted is None:
         wanted = sum(rows) if spec.head.task == "tags" else len(rows)
@@ -109,12 +113,18 @@ def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int],
         costs["encode"] |= _matrices(inner, part, sum(encoded), 0) | {
             "attention": _attention(inner, encoded, [0] * len(encoded), kv_dtype), "cross_kv": _sources(
                 spec, nbytes, sum(encoded), kv_dtype)}
+    if images:
+        seen = _matrices(spec.vision, _inside(VISION, nbytes), sum(images), 0)
+        seen["attention"] = _attention(spec.vision, images, [0] * len(images), kv_dtype)
+        costs["see"] |= {op: seen[op] for op in STAGES["see"] if op in seen}
     step = _matrices(spec, nbytes, sum(rows), wanted)
     step["attention"] = _attention(spec, rows, contexts, kv_dtype)
+    if spec.head.attention and wanted:
+        step["head"] += _attention_pool(spec, nbytes, sum(rows))
     if spec.encoder and sum(rows):
         step["cross"] = _cross(spec, rows, sources, kv_dtype)
     for stage, ops in STAGES.items():
-        if stage != "encode":
+        if stage not in ("encode", "see"):
             costs[stage] |= {op: step[op] for op in ops if op in step}
     return costs
 
@@ -150,8 +160,11 @@ def _matrices(spec: ModelSpec, nbytes: Mapping[str, int], tokens: int, wanted: i
 
 
 def _encoder_bytes(spec: ModelSpec, nbytes: Mapping[str, int]) -> dict[str, int]:
-    inside = {name.removeprefix(ENCODER): size for name, size in nbytes.items() if name.startswith(ENCODER)}
-    return {EMBEDDING: nbytes[EMBEDDING]} | inside
+    return {EMBEDDING: nbytes[EMBEDDING]} | _inside(ENCODER, nbytes)
+
+
+def _inside(prefix: str, nbytes: Mapping[str, int]) -> dict[str, int]:
+    return {name.removeprefix(prefix): size for name, size in nbytes.items() if name.startswith(prefix)}
 
 
 def _sources(spec: ModelSpec, nbytes: Mapping[str, int], tokens: int, kv_dtype: str) -> Cost:
@@ -188,7 +201,7 @@ def _normed(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """(kind of op, operations a token) of every norm."""
     narrow = spec.embed_size if spec.project_last else spec.hidden_size
     norms = [("embed", narrow, spec.embed_norm), ("norm", spec.hidden_size, spec.final_norm),
-             ("head", spec.head.dense, spec.head.dense_norm)]
+             ("head", spec.head.dense, spec.head.dense_norm), ("head", spec.hidden_size, spec.head.norm)]
     for layer in spec.layers:
         a = layer.attention
         norms += [(op, spec.hidden_size, getattr(layer, name)) for name, op in _norm_ops(layer).items()]
@@ -204,7 +217,9 @@ def total(costs: Mapping[str, Mapping[str, Cost]]) -> Cost:
 
 
 def _embed(spec: ModelSpec, nbytes: Mapping[str, int], tokens: int) -> Cost:
-    """One table row a token, and one of each table that is added to it."""
+    """One table row a token, and one of each table that is added to it. Of an image, what is added to each row."""
+    if spec.patches:
+        return Cost(tokens * spec.hidden_size, tokens * spec.hidden_size * 4)
     width = spec.embed_size if spec.project_last else spec.hidden_size
     cost = Cost(0, tokens * (nbytes[EMBEDDING] // spec.vocab_size))
     for name, rows in (("embed.types.weight", spec.token_types), ("embed.positions.weight", spec.learned_positions)):
@@ -214,8 +229,9 @@ def _embed(spec: ModelSpec, nbytes: Mapping[str, int], tokens: int) -> Cost:
 
 
 def _norm_flops(norm: NormSpec) -> int:
-    """Operations an element: squares and their sum, scale, weight; layer norm also its mean and the difference."""
-    return (4 if norm.kind == "rms" else 6) + norm.bias
+    """Operations an element: squares and their sum, scale, weight; layer norm also its mean and the difference; a scale
+    its weight alone."""
+    return {"rms": 3, "layer": 5, "scale": 0}[norm.kind] + norm.weight + norm.bias
 
 
 def _attention(spec: ModelSpec, rows: Sequence[int], contexts: Sequence[int], kv_dtype: str) -> Cost:
@@ -226,13 +242,24 @@ def _attention(spec: ModelSpec, rows: Sequence[int], contexts: Sequence[int], kv
     for attention, layers in Counter(replace(layer.attention, rotary=None) for layer in spec.layers).items():
         a, width, window = attention, attention.num_heads * attention.head_dim, attention.window
         for new, past in zip(rows, contexts, strict=True):
-            if not a.causal:
+            if spec.whole:
+                total += Cost(layers * 4 * width * _seen(new, 0, window))
+            elif not a.causal:
                 total += Cost(layers * (4 * width * _seen_both_ways(new, window) + _disentangled(a, new)))
             elif new:
                 reach = min(past + new, window + new - 1) if window else past + new
                 total += Cost(layers * 4 * width * _seen(new, past, window),
                               layers * reach * _kv_layer_bytes(a.num_kv_heads, a.head_dim, kv_dtype))
     return total
+
+
+def _attention_pool(spec: ModelSpec, nbytes: Mapping[str, int], tokens: int) -> Cost:
+    """Keys and values of all rows, and the one query of each image that sees them."""
+    cost = Cost(4 * spec.hidden_size * tokens)
+    for name, shape in targets(spec).items():
+        if name.startswith(("head.pool.k.", "head.pool.v.")):
+            cost += Cost(tokens * math.prod(shape) * (2 if len(shape) == 2 else 1), nbytes[name])
+    return cost
 
 
 def _disentangled(a: AttentionSpec, new: int) -> int:
