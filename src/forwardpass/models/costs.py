@@ -27,8 +27,9 @@ STAGES = {
     "see": ("embed", *_LAYERS),
 }
 """Stage -> its kinds of op; a model need not have all. "encode" is what an encoder-decoder's encoder does in stages 2
-and 3, "cross_kv" the keys and values that it leaves to the decoder; "see" is what a vision tower does in them. "gate_up" is also the single up matrix of a plain
-MLP, "experts" all of a mixture: router, the experts' MLPs and what they share."""
+and 3, "cross_kv" the keys and values that it leaves to the decoder; "see" is what a vision tower does in them.
+"gate_up" is also the single up matrix of a plain MLP, "experts" all of a mixture: router, the experts' MLPs and what
+they share."""
 
 _OPS = {"embed.project_in": "embed", "embed.norm": "embed", "embed.project_out": "head", "head": "head",
         "head.dense": "head", "head.dense_norm": "head", "head.norm": "head", "head.teacher": "head",
