@@ -75,7 +75,7 @@ def joined(parts: list[Part]) -> np.ndarray:
 
 def packed_hidden(texts: list[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]], parts: list[Part]) -> Hidden:
     """Whole texts, (tokens, types, pixels), with their hidden states. Pixels are not passed on."""
-    packed, _ = packed_texts([Text(tokens, types) for tokens, types, _ in texts])
+    packed, _ = packed_texts([Text(*one[:2]) for one in texts])
     return Hidden(joined(parts), packed)
 
 
