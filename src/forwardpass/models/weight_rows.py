@@ -26,8 +26,8 @@ LABELS = ".labels"
 """A denoiser's table of classes, of which a picture reads one row."""
 ENCODER, VISION = "encoder.", "vision."
 """What the names of an encoder-decoder's encoder and of a vision tower begin with."""
-TABLES = (RELATIVE_BIAS, "embed.places", "embed.registers", LABELS + ".")
-"""Matrices that are looked up and computed with, never multiplied: they stay float32 arrays."""
+TABLES = tuple(name + ".weight" for name in (RELATIVE_BIAS, LABELS, "embed.places", "embed.registers"))
+"""Ends of matrices that are looked up and computed with, never multiplied: they stay float32 arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def pooled_width(spec: ModelSpec) -> int:
 
 def is_matrix(target: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is packed for the kernels. Others stay float32 arrays."""
-    return len(shape) == 2 and not any(name in target for name in TABLES)
+    return len(shape) == 2 and not target.endswith(TABLES)
 
 
 def projects_out(spec: ModelSpec) -> bool:
