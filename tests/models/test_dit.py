@@ -258,7 +258,7 @@ def test_sizes_steps_and_conditions_are_checked(backend, tools):
     ({"sample_size": 10**9}, ModelFileError, "sample_size"),
     ({"attention_head_dim": 7}, ModelFileError, "multiple of 4.*21"),
     ({"attention_head_dim": 4096}, UnsupportedModelError, "4096"),
-    ({"num_attention_heads": 2**24, "attention_head_dim": 2**20}, ModelFileError, "num_heads"),
+    ({"num_attention_heads": 2**24, "attention_head_dim": 2**20}, ModelFileError, "hidden_size"),
     ({"norm_eps": float("nan")}, ModelFileError, "norm_eps"),
     ({"attention_type": "gated"}, UnsupportedModelError, "attention_type"),
     ({"cross_attention_dim": 48}, UnsupportedModelError, "cross_attention_dim"),
