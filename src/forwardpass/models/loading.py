@@ -135,7 +135,8 @@ def agree(formats: dict[str, str]) -> None:
             layer = target.removesuffix(stems[0] + ".weight")
             groups.append([f"{layer}{stem}.weight" for stem in stems])
     if "final.out.weight" in formats:
-        groups += [[name for name in formats if name.startswith("layers.") and name.endswith(ends)] for ends in _SHARED_BY_LAYERS]
+        layers = [name for name in formats if name.startswith("layers.")]
+        groups += [[name for name in layers if name.endswith(ends)] for ends in _SHARED_BY_LAYERS]
     for group in groups:
         if len({native.READS[formats[name]] for name in group}) > 1:
             formats.update(dict.fromkeys(group, "F32"))
