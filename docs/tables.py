@@ -1,4 +1,5 @@
-"""Writes the tables of README.md and position-encodings.md from the code: `python docs/tables.py`. A test compares.
+"""Writes tables of README.md, families.md and position-encodings.md from the code: `python docs/tables.py`. A test
+compares.
 
 What a family does is found out by asking it: for the spec of a config.json that has sizes and little else, so the
 tables show what a family means where a file says nothing.
@@ -26,6 +27,7 @@ SETTINGS = {"falcon": {"alibi": True}, "mpt": {"attn_config": {"alibi": False}},
             "deberta-v2": _DISENTANGLED}
 """model_type -> settings under which it has positions of another kind; the first is named."""
 TASKS = {"lm": "masks", "labels": "labels of texts", "tags": "labels of tokens"}
+SEEING = {"labels": "labels", "vector": "vectors", "none": "none"}
 DIM, BASE, TRAINED, FACTOR = 128, 10000.0, 4096, 8.0  # of the examples of scalings
 
 
@@ -64,7 +66,7 @@ def spec_of(name: str, width: int = WIDTH, **settings) -> ModelSpec | None:
     sizes |= {"intermediate_size": 4 * hidden, "vocab_size": 1000, "head_dim": width}
     sizes |= {"d_kv": width, "d_ff": 4 * hidden} | settings
     try:
-        return registry.spec_from_config({"model_type": name, "text_config": sizes} | sizes)
+        return registry.spec_from_config({"model_type": name, "text_config": sizes, "vision_config": sizes} | sizes)
     except ForwardpassError:
         return None
 
@@ -79,6 +81,7 @@ def kind(spec: ModelSpec) -> str:
     later = f", from row {spec.position_offset} on" * bool(spec.position_offset)
     turned = sum(layer.attention.rotary is not None for layer in spec.layers)
     parts = ["learned" + later] * bool(spec.learned_positions)
+    parts += ["learned for a grid of patches"] * bool(spec.patches)
     first = spec.layers[0].attention
     parts += ["fixed sines" + later] * bool(spec.sinusoids)
     parts += ["ALiBi"] * bool(first.alibi) + ["numbers by distance"] * bool(first.relative)
@@ -179,16 +182,37 @@ def numbers() -> str:
 
 
 def registered(wanted: str) -> str:
-    """The families of one kind: "decoders", "encoders" or "pairs" of both."""
+    """The families of one kind that read texts: "decoders", "encoders" or "pairs" of both."""
     columns = {"decoders": 3, "encoders": 4, "pairs": 2}[wanted]
     rows = [["family", "`model_type`", "GGUF architecture", "heads"]]
     for module in sorted(set(registry.FAMILIES.values()), key=lambda one: one.__name__):
         first = next(iter(module.ARCHITECTURES))
+        if usual(first).images:
+            continue
         if wanted == ("encoders" if registry.is_encoder(first) else "pairs" if usual(first).encoder else "decoders"):
             rows.append([module.__name__.rpartition(".")[2], ", ".join(module.ARCHITECTURES), ", ".join(module.GGUF),
                          heads(first)])
     lines = [f"| {' | '.join(row[:columns])} |" for row in rows]
     lines.insert(1, "|---" * columns + "|")
+    return "\n".join(lines).replace("|  ", "| ") + "\n"
+
+
+def seeing() -> str:
+    """The families that read images, and the towers for texts beside them."""
+    lines = ["| `model_type` | classes | heads | rows before the patches | other sizes of images |", "|---" * 5 + "|"]
+    for name, module in sorted(registry.FAMILIES.items()):
+        if not usual(next(iter(module.ARCHITECTURES))).images:
+            continue
+        spec = usual(name)
+        tasks = {hf_heads.task_of(one, "none") for one in module.ARCHITECTURES[name]} - {"none"} | {spec.head.task}
+        before = sizes = ""
+        if patches := spec.images and spec.images.patches:
+            rows = {"with positions": patches.classes, "without": patches.registers}
+            before = ", ".join(f"{count} {said}" for said, count in rows.items() if count) or "none"
+            sizes = patches.resize
+        cells = [name, ", ".join(module.ARCHITECTURES[name]),
+                 ", ".join(said for task, said in SEEING.items() if task in tasks), before, sizes]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).replace("|  ", "| ") + "\n"
 
 
@@ -199,6 +223,7 @@ def heads(name: str) -> str:
 
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "position-encodings.md": {"families": families, "row orders": row_orders, "scalings": numbers},
+    DOCS / "families.md": {"readers of images": seeing},
     DOCS.parent / "README.md": {kind: partial(registered, kind) for kind in ("decoders", "encoders", "pairs")},
 }
 

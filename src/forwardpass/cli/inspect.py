@@ -154,6 +154,7 @@ def _spec(spec, nbytes, warnings) -> dict:
     return {
         "spec": asdict(spec),
         "layers": _layer_groups(spec),
+        "seeing_layers": _layer_groups(spec.vision) if spec.vision else [],
         "warnings": list(warnings),
         "memory": {
             "parameters": costs.parameters(spec),
@@ -203,6 +204,9 @@ def _layer(layer) -> list[str]:
     if layer.parallel:
         parts.append("attention and MLP in parallel")
     before, after = (layer.attention_norm, layer.mlp_norm), (layer.post_attention_norm, layer.post_mlp_norm)
+    if any(norm and norm.kind == "scale" for norm in after):
+        after = ()
+        parts.append("what attention and MLP add is scaled")
     if layer.order == "post":
         before, after = (), before
     places = [name for name, norms in (("before", before), ("after", after)) if any(norms)]
@@ -237,11 +241,25 @@ def _vectors(settings: dict) -> str:
     return ", ".join([" and ".join(settings["pooling"]) + " pooling", *steps])
 
 
+def _images(spec: dict) -> str:
+    """What a model that reads images makes of one."""
+    patches = spec["patches"]
+    height, width = patches["image"]
+    rows = (height // patches["size"]) * (width // patches["size"])
+    first = patches["classes"] + patches["registers"]
+    sizes = f"others up to {spec['max_position_embeddings']} rows" if patches["resize"] else "no others"
+    return (f"{height} x {width} pixels of {patches['channels']} channels, {rows} patches of {patches['size']} and "
+            f"{first} rows before them; {sizes}")
+
+
 def _head(spec: dict, settings: dict) -> str:
     if spec["head"]["task"] == "none":
         return "none"
+    if spec["head"]["task"] == "vector":
+        return f"a vector of {spec['head']['outputs'] or spec['hidden_size']} numbers"
     if labels := settings["labels"]:
-        return f"{len(labels)} labels of {'tokens' if spec['head']['task'] == 'tags' else 'texts'}: {', '.join(labels)}"
+        what = "images" if spec["patches"] else "tokens" if spec["head"]["task"] == "tags" else "texts"
+        return f"{len(labels)} labels of {what}: {', '.join(labels)}"
     return "tied to the embedding" if spec["tied"] else "its own matrix"
 
 
@@ -272,17 +290,20 @@ def _show(facts: dict, list_tensors: bool) -> None:
     rows = [["file", facts["path"]], ["kind", facts["kind"]], ["size", size(facts["file_bytes"])]]
     if "spec" in facts:
         spec, memory = facts["spec"], facts["memory"]
+        seen = spec if spec["patches"] else spec["vision"]
         rows += [
             ["family", spec["family"]],
             ["hidden size", spec["hidden_size"]],
-            ["vocabulary", spec["vocab_size"]],
-            ["context", f"{spec['max_position_embeddings']} tokens"],
+            *([["vocabulary", spec["vocab_size"]], ["context", f"{spec['max_position_embeddings']} tokens"]]
+              if not spec["patches"] else []),
+            *([["images", _images(seen)]] if seen else []),
             ["can", ", ".join(facts["tasks"])],
             ["head", _cut(_head(spec, facts["settings"]), 400)],
             *([["longest text", f"{facts['longest_text']} tokens"]] if facts["longest_text"] else []),
             *([["vectors", _vectors(facts["settings"])]]
               if "embed" in facts["tasks"] or facts["settings"]["obstacle"] else []),
             *(["layers", line] for line in facts["layers"]),
+            *(["layers that see", line] for line in facts["seeing_layers"]),
             ["parameters", f"{memory['parameters']:,}"],
             ["weights", size(memory["weights_bytes"])],
             ["read per token", size(memory["read_bytes_per_token"])],

@@ -16,6 +16,8 @@ from forwardpass.models.spec_checks import MAX_PATCH
 
 MAX_ROWS = 2**14
 """Rows that an image may become, where positions can be had for any grid: 1780 x 1780 pixels with patches of 14."""
+MAX_TABLE_ROWS = 2**16
+"""Rows of images as in training: beyond it a file is corrupt, not for big images."""
 SHAPE = {"norm": "layer", "norm_bias": True, "mlp": "plain", "out_bias": True, "mlp_bias": True, "tied": False}
 """Of the layers, as models/decoder.py's build takes it."""
 BUFFERS = (r"(.+\.)?position_ids", r"(.+\.)?mask_token")
@@ -46,8 +48,11 @@ def patches(f: Fields, *, image: int = 224, patch: int = 16, **more) -> dict:
     if min(found) < size[0]:
         f.wrong("image_size", f"at least one patch of {size[0]} pixels", f.get("image_size"))
     spec = PatchesSpec(size[0], f.integer("num_channels", default=3, high=4096), found, **more)
-    return {"patches": spec, "vocab": 0, "positions": max(MAX_ROWS, spec.rows(*found)) if spec.resize else
-            spec.rows(*found), "attention": {"causal": False}}
+    rows = spec.rows(*found)
+    if rows > MAX_TABLE_ROWS:
+        f.wrong("image_size", f"at most {MAX_TABLE_ROWS} rows of patches", rows)
+    return {"patches": spec, "vocab": 0, "positions": max(MAX_ROWS, rows) if spec.resize else rows,
+            "attention": {"causal": False}}
 
 
 def sides(f: Fields, name: str, default: int, high: int) -> tuple[int, int]:
