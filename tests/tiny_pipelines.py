@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+import tiny_unets
+
 DIT = dict(num_attention_heads=3, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
            num_embeds_ada_norm=7)
 PIXART = dict(num_attention_heads=3, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
@@ -99,3 +101,70 @@ def write_dit(path: Path, model, **index) -> Path:
 def write_scheduler(path: Path, **changes) -> None:
     (path / "scheduler").mkdir(exist_ok=True)
     (path / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER | changes))
+
+
+CLIP = dict(vocab_size=300, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
+            max_position_embeddings=16, bos_token_id=298, eos_token_id=299, pad_token_id=299)
+T5 = dict(vocab_size=512, d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
+          relative_attention_num_buckets=8, relative_attention_max_distance=20)
+
+
+def write_stable_diffusion(path: Path, seed: int = 0, kind: str = "StableDiffusionPipeline", unet: dict | None = None,
+                           **index) -> dict:
+    """The directory of a text-to-image pipeline with a UNet, and the models that were written: name -> model.
+
+    unet: changes of its settings;  index: of model_index.json.
+    """
+    import transformers
+
+    models = {"unet": tiny_unets.unet(seed, **(unet or {})), "vae": tiny_unets.autoencoder(seed + 1),
+              "text_encoder": filled(transformers.CLIPTextModel(transformers.CLIPTextConfig(**CLIP)), seed + 2)}
+    for name, model in models.items():
+        model.save_pretrained(path / name)
+    write_clip_tokenizer(path / "tokenizer")
+    write_scheduler(path)
+    write_index(path, kind, **{
+        "unet": ("diffusers", "UNet2DConditionModel"), "vae": ("diffusers", "AutoencoderKL"),
+        "text_encoder": ("transformers", "CLIPTextModel"), "tokenizer": ("transformers", "CLIPTokenizer"),
+        "scheduler": ("diffusers", "DDIMScheduler"), "safety_checker": (None, None),
+        "feature_extractor": (None, None), "requires_safety_checker": False} | index)
+    return models
+
+
+def write_pixart(path: Path, seed: int = 0, kind: str = "PixArtAlphaPipeline", transformer: dict | None = None,
+                 **index) -> dict:
+    """The same of one with a diffusion transformer and T5."""
+    import transformers
+
+    import piece_files
+
+    text = transformers.T5EncoderModel(transformers.T5Config(**T5))
+    models = {"transformer": pixart(seed, **(transformer or {})), "vae": tiny_unets.autoencoder(seed + 1),
+              "text_encoder": filled(text, seed + 2)}
+    for name, model in models.items():
+        model.save_pretrained(path / name)
+    (path / "tokenizer").mkdir()
+    piece_files.write(path / "tokenizer", "t5")
+    write_scheduler(path)
+    write_index(path, kind, **{
+        "transformer": ("diffusers", "PixArtTransformer2DModel"), "vae": ("diffusers", "AutoencoderKL"),
+        "text_encoder": ("transformers", "T5EncoderModel"), "tokenizer": ("transformers", "T5Tokenizer"),
+        "scheduler": ("diffusers", "DDIMScheduler")} | index)
+    return models
+
+
+def write_clip_tokenizer(path: Path) -> None:
+    """vocab.json and merges.txt of single bytes and a few words, as CLIP's first checkpoints have them."""
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = [letter for letter in letters if letter.isascii() or letter.isalpha()][:140]
+    ends = [letter + "</w>" for letter in letters if letter.isascii()]
+    merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>"), ("o", "n</w>")]
+    tokens = [*plain, *ends, *("".join(pair) for pair in merges)]
+    tokens += [f"unused{i}" for i in range(298 - len(tokens))] + ["<|startoftext|>", "<|endoftext|>"]
+    path.mkdir()
+    (path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}, ensure_ascii=False))
+    (path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n")
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 16}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
