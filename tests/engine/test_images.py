@@ -141,3 +141,10 @@ def test_an_error_in_what_reads_harms_nobody(vit):
     with pytest.raises(ZeroDivisionError, match="mine"):
         vit.engine.encode([EncoderImage(GOOD)], fails)
     assert read(vit, [GOOD])[0].shape == (17, 48) and not vit.engine.busy
+
+
+def test_what_other_tasks_say(vit):
+    with pytest.raises(UnsupportedModelError, match="reads images, not texts; use embed_image"):
+        vit.hidden_states([1, 2])
+    with pytest.raises(UnsupportedModelError):
+        vit.logits([1, 2])

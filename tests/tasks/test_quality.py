@@ -150,6 +150,21 @@ def test_the_report_of_readers(readers, tmp_path, text, capsys):
         assert f"cosine {report['cosine']:.6f}" in capsys.readouterr().out
 
 
+def test_the_report_of_a_model_that_sees(tmp_path, text, capsys):
+    """Made images of the trained size; the same ones each time."""
+    import tiny_vision
+
+    source = tiny_vision.save(tiny_vision.make(*tiny_vision.CASES["dinov2"]), tmp_path / "m")
+    arguments = ["quantize", str(source), str(tmp_path / "m.fpk"), "--dtype", "int8", "--tokens", "40", "--json"]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)["quality"]
+    assert 0.99 < report["least"] <= report["cosine"] < 1 and report["compared_images"] == 2  # 17 rows each
+    with forwardpass.load(source, dtype="float32") as one:
+        assert quality.image_likeness(one, one, 1) == quality.Likeness(1.0, pytest.approx(1))
+    assert main([*arguments[:-1], "--force"]) == 0
+    assert "2 made ones compared" in capsys.readouterr().out
+
+
 def test_without_a_report(tiny_folder, tmp_path, capsys):
     source = tiny_folder(tokenizer=False)
     assert main(["quantize", str(source), str(tmp_path / "m.fpk"), "--tokens", "0", "--json"]) == 0

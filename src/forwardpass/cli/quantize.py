@@ -9,6 +9,9 @@ from ..errors import ParameterError
 from .output import print_json, print_table, size
 from .progress import Progress, resolve
 
+IMAGES = 8
+"""Made images that two models are compared with, at most."""
+
 
 def run(source, out, dtype, threads, text, tokens, force, json) -> int:
     from ..tasks.model import thread_count
@@ -30,8 +33,10 @@ def run(source, out, dtype, threads, text, tokens, force, json) -> int:
         return 0
     rows = [["file", target], ["size", size(nbytes)], ["dtype", dtype], ["packed in", f"{seconds:.1f} s"]]
     if report and "cosine" in report:
+        what = (["images", f"{report['compared_images']} made ones compared"] if "compared_images" in report else
+                ["text", f"{report['compared_tokens']} tokens compared, in windows of {report['window']}"])
         rows += [
-            ["text", f"{report['compared_tokens']} tokens compared, in windows of {report['window']}"],
+            what,
             ["hidden states against the source's", f"cosine {report['cosine']:.6f}, at least {report['least']:.6f}"],
         ]
     elif report:
@@ -46,11 +51,23 @@ def run(source, out, dtype, threads, text, tokens, force, json) -> int:
     return 0
 
 
+def _image_quality(source, target: Path, threads: int | None, count: int) -> dict:
+    from ..tasks import quality
+    from ..tasks.model import load
+
+    with load(target, threads=threads) as packed, Progress("images") as measuring:
+        like = quality.image_likeness(source, packed, count, lambda done, total: measuring("measuring", done, total))
+    return {"cosine": like.cosine, "least": like.least, "compared_images": count}
+
+
 def _quality(path: Path, target: Path, threads: int | None, text: str, tokens: int) -> dict:
     from ..tasks import quality
     from ..tasks.model import load
 
     with Progress() as progress, load(path, threads=threads, progress=progress) as source:
+        if source.spec.patches:
+            return _image_quality(source, target, threads, max(1, min(IMAGES, tokens // source.spec.patches.rows(
+                *source.spec.patches.image))))
         ids = quality.text_ids(source, text, tokens)
         with load(target, threads=threads) as packed, Progress("tokens") as measuring:
             if not quality.predicts(source):

@@ -55,7 +55,8 @@ class Report:
 def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
     """Answer `prompt` (text, token ids or messages), timed. Other requests that share its steps are counted with it.
 
-    Models that generate nothing label the text, or make a vector of it; then it may also be a pair of texts.
+    Models that generate nothing label the text, or make a vector of it; then it may also be a pair of texts. Those that
+    read images take one in any form that classify_image does; where texts are read, too, a str is a text.
     """
     engine, network = model.engine, model.network  # a closed model says so before anything is measured
     limits = measured.measured()
@@ -93,6 +94,9 @@ def _answer(model, engine, prompt: Any, params: dict[str, Any]) -> tuple[Complet
 
 def _read(model, engine, text: Any, params: dict[str, Any]) -> list[Counted]:
     task, start = model.spec.head.task, perf_counter()
+    if model.spec.patches or (model.spec.vision and not isinstance(text, (str, list, tuple))):
+        (model.classify_image if task == "labels" else model.embed_image)(text, **params)
+        return _counted("image", _costs(model, engine.noted, task != "none"), perf_counter() - start, model)
     if isinstance(text, (list, tuple)) and text and not isinstance(text[0], str):
         model.hidden_states(text, **params)
         task = "none"
@@ -102,7 +106,8 @@ def _read(model, engine, text: Any, params: dict[str, Any]) -> list[Counted]:
         model.token_classify(text, **params)
     else:
         model.embed(text, **params)
-    return _counted("text", _costs(model, engine.noted, task in ("labels", "tags")), perf_counter() - start, model)
+    labelled = task in ("labels", "tags", "vector")
+    return _counted("text", _costs(model, engine.noted, labelled), perf_counter() - start, model)
 
 
 @dataclass(frozen=True, slots=True)

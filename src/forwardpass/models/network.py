@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,9 +147,9 @@ class Network:
                                                     vocab_size, ends, cache.regime, cache.lengths, cache.sources)
         return tokens, dict(zip(("embed", "decode", "project"), seconds, strict=True))
 
-    def _stages(self) -> dict[str, blocks.Recorded]:
-        stages = {"embed": self._embed, "decode": self._layers, "project": self._project or self._head}
-        return {name: stage for name, stage in stages.items() if stage}
+    def _stages(self) -> dict[str, list[blocks.Recorded]]:
+        heads = [one for one in (self._project, self._pool, self._head, self._teacher) if one]
+        return {"embed": [self._embed], "decode": [self._layers]} | ({"project": heads} if heads else {})
 
     def timings(self) -> dict[str, dict[str, float]]:
         """Seconds by stage and operation, counted while backend.timed is True. An encoder's two stages are "encode",
@@ -157,14 +158,23 @@ class Network:
         encode = {"encode": inner["embed"] | inner["decode"]} if inner else {}
         if self.vision:
             encode["see"] = {op: time for stage in self.vision.timings().values() for op, time in stage.items()}
-        return encode | {name: stage.program.timings() for name, stage in self._stages().items()}
+        return encode | {name: _added(stage.program.timings() for stage in stages)
+                         for name, stages in self._stages().items()}
 
     def reset_timings(self) -> None:
-        for stage in self._stages().values():
-            stage.program.reset_timings()
+        for stages in self._stages().values():
+            for stage in stages:
+                stage.program.reset_timings()
         for inner in (self.encoder, self.vision):
             if inner:
                 inner.reset_timings()
+
+
+def _added(timings: Iterable[dict[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for one in timings:
+        total.update(one)
+    return dict(total)
 
 
 def _pair(spec: ModelSpec, weights: blocks.Weights) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from forwardpass.config import memory_text as size
 from forwardpass.contracts import PAGE
 from forwardpass.errors import CapacityError, ParameterError
 from forwardpass.scheduler.scheduler import STEP_TOKENS
+from forwardpass.scheduler.texts import IMAGE_ROWS
 from forwardpass.tasks.texts import longest_text
 
 KV_SHARE = 0.5
@@ -89,7 +90,9 @@ def plan_memory(models: Mapping[str, Any], kv_memory: int | str | None) -> Memor
 
 def _working(spec) -> int:
     """Bytes that a step needs, at most, roughly."""
-    return 4 * (STEP_TOKENS * WIDTHS * spec.hidden_size + 2 * ANSWERS * spec.vocab_size)
+    rows = IMAGE_ROWS if spec.images else STEP_TOKENS
+    width = max(one.hidden_size for one in (spec, spec.images) if one)
+    return 4 * (rows * WIDTHS * width + 2 * ANSWERS * spec.vocab_size)
 
 
 def _wanted(kv_memory: int | str) -> int:

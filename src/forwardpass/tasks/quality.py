@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from forwardpass import config
+from forwardpass.contracts import EncoderImage
 from forwardpass.errors import ParameterError, UnsupportedModelError
 from forwardpass.tasks.model import Model
 
@@ -59,12 +60,36 @@ def likeness(reference: Model, other: Model, ids: Sequence[int],
     for at in range(0, len(ids), size):
         window = list(ids[at : at + size])
         a, b = (model.hidden_states(window).astype(np.float64) for model in (reference, other))
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        cosines = np.minimum((a * b).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny), 1.0)
+        cosines = _cosines(a, b)
         total, least = total + float(cosines.sum()), min(least, float(cosines.min()))
         if progress:
             progress(min(at + size, len(ids)), len(ids))
     return Likeness(total / len(ids), least)
+
+
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """float64 [rows]"""
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.minimum((a * b).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny), 1.0)
+
+
+def image_likeness(reference: Model, other: Model, count: int,
+                   progress: Callable[[int, int], None] | None = None) -> Likeness:
+    """The same of models that read images, for `count` made ones of the trained size: coarse spots and noise."""
+    patches, total, least, rows = reference.spec.images.patches, 0.0, 1.0, 0
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        height, width = patches.image
+        spots = rng.standard_normal((-(-height // 16), -(-width // 16), patches.channels))
+        pixels = np.kron(spots, np.ones((16, 16, 1)))[:height, :width]
+        image = EncoderImage((pixels + rng.standard_normal(pixels.shape) / 4).astype(np.float32))
+        a, b = (model.engine.encode([image], lambda hidden: [hidden.values.astype(np.float64)])[0]
+                for model in (reference, other))
+        cosines = _cosines(a, b)
+        total, least, rows = total + float(cosines.sum()), min(least, float(cosines.min())), rows + len(cosines)
+        if progress:
+            progress(number + 1, count)
+    return Likeness(total / rows, least)
 
 
 def compare(reference: Model, others: Mapping[str, Model], ids: Sequence[int],
