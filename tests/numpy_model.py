@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from forwardpass.models.patches import resized
 from forwardpass.models.relative_bias import buckets
 from forwardpass.models.spec import LayerSpec, ModelSpec
 from forwardpass.models.weight_rows import HEAD, targets
@@ -46,19 +47,44 @@ def numpy_hidden(spec: ModelSpec, weights: dict[str, np.ndarray], ids, positions
     return _hidden(spec, w, ids, positions, types, memory)
 
 
-def numpy_head(spec: ModelSpec, weights: dict[str, np.ndarray], hidden) -> np.ndarray:
-    """What the head makes of one text's final hidden states: logits float64 [tokens, vocab], tags [tokens, outputs],
-    labels [outputs]."""
-    head = spec.head
+def numpy_image(spec: ModelSpec, weights: dict[str, np.ndarray], pixels) -> np.ndarray:
+    """The same of an image, float [height, width, channels], for a model that reads them."""
+    w, p = {name: np.asarray(array, np.float64) for name, array in weights.items()}, spec.patches
+    lines, columns = p.grid(*pixels.shape[:2])
+    squares = [pixels[y * p.size : (y + 1) * p.size, x * p.size : (x + 1) * p.size].reshape(-1)
+               for y in range(lines) for x in range(columns)]
+    x = _linear(w, "embed.patches", np.array(squares))
+    first = np.array([w[f"embed.class.{i}.weight"] for i in range(p.classes)]).reshape(-1, spec.hidden_size)
+    if p.positions == "learned":
+        table = w["embed.places.weight"]
+        first, rest, own = first + table[: p.classes], table[p.classes :], p.grid(*p.image)
+        x = x + (rest if own == (lines, columns) else resized(rest, own, (lines, columns), p.resize == "antialiased"))
+    registers = w["embed.registers.weight"] if p.registers else first[:0]
+    x = _norm(spec.embed_norm, w, "embed.norm", np.concatenate([first, registers, x]))
+    return _layers(spec, w, x, np.arange(len(x)), None)
+
+
+def numpy_head(spec: ModelSpec, weights: dict[str, np.ndarray], hidden, ids=()) -> np.ndarray:
+    """What the head makes of one text's final hidden states, or an image's: logits float64 [tokens, vocab], tags
+    [tokens, outputs], labels or a vector [outputs]. ids: of the text, where its end is looked for."""
+    head, first = spec.head, spec.patches.first if spec.patches else 0
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     x = {"each": lambda: hidden, "first": lambda: hidden[0], "last": lambda: hidden[-1],
-         "mean": lambda: hidden.mean(0)}[head.pool]()
+         "mean": lambda: hidden.mean(0), "patches": lambda: hidden[first:].mean(0),
+         "first+patches": lambda: np.concatenate([hidden[0], hidden[first:].mean(0)]), "both": lambda: hidden[0],
+         "end": lambda: hidden[list(ids).index(head.end)], "greatest": lambda: hidden[list(ids).index(max(ids))],
+         "attention": lambda: _pooled(head.attention, w, hidden)}[head.pool]()
+    x = _norm(head.norm, w, "head.norm", x)
+    if head.task == "vector" and not head.outputs:
+        return x
     if head.dense:
         x = _act(head.activation, _linear(w, "head.dense", x))
         x = _norm(head.dense_norm, w, "head.dense_norm", x)
     elif spec.embed_size and head.task == "lm":
         x = _linear(w, "embed.project_out", x)
     x = x @ w["embed.tokens.weight" if spec.tied else "head.weight"].T + w.get("head.bias", 0)
+    if head.pool == "both":
+        x = (x + _linear(w, "head.teacher", hidden[1])) / 2
     return _cap(x * spec.logit_scale, spec.logit_softcap)
 
 
@@ -76,6 +102,19 @@ def _hidden(spec, w, ids, positions, types, memory):
     x = _norm(spec.embed_norm, w, "embed.norm", x)
     if spec.embed_size and spec.project_last:
         x = _linear(w, "embed.project_in", x)
+    return _layers(spec, w, x, positions, memory)
+
+
+def _pooled(pool, w, hidden):
+    part = [_linear(w, f"head.pool.{name}", rows).reshape(len(rows), pool.num_heads, -1) for name, rows in (
+        ("q", w["head.pool.probe.weight"][None]), ("k", hidden), ("v", hidden))]
+    mixed = _mixed(np.einsum("qhd,khd->hqk", part[0], part[1]) * part[0].shape[-1] ** -0.5, part[2])
+    x = _linear(w, "head.pool.out", mixed)
+    inner = _act(pool.activation, _linear(w, "head.pool.up", _norm(pool.norm, w, "head.pool.norm", x)))
+    return (x + _linear(w, "head.pool.down", inner))[0]
+
+
+def _layers(spec, w, x, positions, memory):
     for i, layer in enumerate(spec.layers):
         x = _layer(layer, w, f"layers.{spec.layer_weights[i] if spec.layer_weights else i}.", x, positions, memory)
     return _norm(spec.final_norm, w, "final_norm", x)
@@ -120,8 +159,9 @@ def _norm(spec, w, name, x, weight=None, bias=None):
         return x
     if spec.kind == "layer":
         x = x - x.mean(-1, keepdims=True)
-    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + spec.eps)
-    y = y * (w[name + ".weight"] if weight is None else weight)
+    y = x if spec.kind == "scale" else x / np.sqrt((x * x).mean(-1, keepdims=True) + spec.eps)
+    if spec.weight:
+        y = y * (w[name + ".weight"] if weight is None else weight)
     return y + (w[name + ".bias"] if bias is None else bias) if spec.bias else y
 
 

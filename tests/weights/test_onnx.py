@@ -125,6 +125,54 @@ def test_numbers_that_are_not_raw_bytes(tmp_path):
         assert values(source, "i.weight").tolist() == [1.0, 2.5, -62.5, 65.0]
 
 
+def cut_export(path):
+    """A table that was cut along its second axis, a matrix, and tensors of another model behind it."""
+    table = RNG.standard_normal((1, 5, 4), np.float32)
+    save(path, [], [tensor("b.up.weight", np.ones((2, 4), np.float32)), tensor("onnx::Concat_1", table[:, :1]),
+                    tensor("decoder.up.weight", np.zeros((3, 3), np.float32)),
+                    tensor("onnx::Reshape_2", table[:, 1:])])
+    return table
+
+
+FILES = {"a.onnx": {"b.": "", "decoder.": None}}
+
+
+def test_parts_are_joined_and_others_left_out(tmp_path):
+    table = cut_export(tmp_path / "a.onnx")
+    config = {"onnx_files": FILES, "onnx_joined": {"places": ["onnx::Concat_1", "onnx::Reshape_2"]}}
+    with open_onnx(tmp_path, config) as source:
+        assert set(source.tensors) == {"up.weight", "places"} and source.tensors["places"].shape == (1, 5, 4)
+        assert np.array_equal(values(source, "places"), table)
+        source.release("places")
+        assert np.array_equal(values(source, "places"), table)
+
+
+@pytest.mark.parametrize("joined", [
+    3, ["a"], {"p": []}, {"p": [3]}, {"p": "onnx::Concat_1"}, {"p": ["missing"]}, {"up.weight": ["onnx::Concat_1"]},
+    {"p": ["onnx::Concat_1", "up.weight"]}, {"p": ["onnx::Concat_1", "onnx::Concat_1"]},
+])
+def test_parts_that_cannot_be_joined(joined, tmp_path):
+    cut_export(tmp_path / "a.onnx")
+    with pytest.raises(ModelFileError):
+        open_onnx(tmp_path, {"onnx_files": FILES, "onnx_joined": joined})
+
+
+def test_safetensors_beside_named_files(tmp_path):
+    """A head that was trained on top of an exported model."""
+    from safetensors.numpy import save_file
+
+    cut_export(tmp_path / "a.onnx")
+    save_file({"classifier.weight": np.full((2, 4), 3, np.float32)}, tmp_path / "model.safetensors")
+    with open_folder(tmp_path, {"onnx_files": FILES}) as source:
+        assert {"classifier.weight", "up.weight"} < set(source.tensors)
+        assert values(source, "classifier.weight").tolist() == [[3] * 4] * 2
+        source.release("classifier.weight")
+    assert folder_files(tmp_path) == [tmp_path / "model.safetensors", tmp_path / "a.onnx"]
+    save_file({"up.weight": np.ones((2, 4), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match="in two of them"):
+        open_folder(tmp_path, {"onnx_files": FILES})
+
+
 def test_a_folder_prefers_safetensors(tmp_path, parts):
     from safetensors.numpy import save_file
 
