@@ -261,6 +261,16 @@ struct TileCore {
     }
   }
 
+  template <class Buffer>
+  void weigh(const Span& x, const Pages& pages, const float* most, Buffer page_buffer, float* sums, float* total,
+             float* acc) {
+    for (int64_t page = x.page0; page < x.page1; ++page) {
+      weights(x, page, pages(page), most, page_buffer(page), sums);
+      accumulate(total, sums, x.rows);
+    }
+    values(x, 0, int((a.layout.head_dim + 15) / 16), pages, page_buffer, acc);
+  }
+
   // N blocks of sixteen dimensions from b on, up to 16 rows.
   template <int N, class Buffer>
   void values_low(const Span& x, int b, const Pages& pages, Buffer page_buffer, float* acc) {

@@ -273,15 +273,17 @@ struct PositionTerms {
 };
 
 // Whose keys and values the rows of a sequence see.
-//   Cached  those of its own rows, which take the cache's slots past[s] + i: a row sees the slots before it and itself
-//           (the last `window` of them if window > 0)
-//   Own     those of its own rows, which nobody keeps: all of them (those less than `window` away on either side)
-//   Source  those of another text, in the cache's first sources[s] slots: all of them
-enum class Keys : int { Cached = 0, Own = 1, Source = 2 };
+//   Cached   those of its own rows, which take the cache's slots past[s] + i
+//   Own      those of its own rows, which nobody keeps
+//   Source   those of another text, in the cache's first sources[s] slots: all of them
+//   Context  those of other rows, which nobody keeps: all of them
+enum class Keys : int { Cached = 0, Own = 1, Source = 2, Context = 3 };
 
 // One layer's attention over a packed batch. Rows of sequence s: [starts[s], starts[s+1]).
 struct Attention {
   Keys keys;
+  bool causal;                // of Cached and Own: a row sees the rows before it and itself (the last `window` of them if
+                              // window > 0), else all (those less than `window` away on either side)
   KvLayout layout;
   int64_t heads;              // query heads; heads % kv_heads == 0; head h reads kv head h / (heads / kv_heads)
   int64_t layer;
@@ -298,13 +300,17 @@ struct Attention {
   const int32_t* starts;
   const int32_t* past;        // Cached
   const int32_t* sources;     // Source
-  const int32_t* tables;      // [sequences][table_stride]; not of Own
+  const int32_t* tables;      // [sequences][table_stride]; of keys in a cache
   int64_t table_stride;
   const int32_t* positions;   // [rows], for rotary
-  const float* qkv;           // [rows][ld]: q heads, then (not of Source) k heads, then v heads
+  const float* qkv;           // [rows][ld]: q heads
   int64_t ld;
+  const float* kv;            // [rows of keys][kv_ld]: k heads, then v heads; not of Source
+  int64_t kv_ld;
+  const int32_t* key_starts;  // [sequences + 1]: where the new keys of each sequence begin; not of Source
   float* out;                 // [rows][heads * head_dim]
   std::atomic<int64_t>* taken;  // zero before the first thread begins: items of work that threads took
+  bool keeps() const { return keys == Keys::Cached || keys == Keys::Source; }  // keys lie in a cache
   bool changes_scores() const { return changes.any() || positioned.any(); }
 };
 

@@ -57,8 +57,10 @@ void Program::prepare_memory(const Step& step) {
     }
     if (op.kind == OpKind::Attention) {
       const Keys keys = op.attention.keys;
-      const int64_t context = keys == Keys::Source ? step.longest_source : keys == Keys::Own ? rows.longest
-                                                                                             : step.longest_context;
+      const int64_t context = keys == Keys::Source    ? step.longest_source
+                              : keys == Keys::Own     ? rows.longest
+                              : keys == Keys::Context ? step.contexts.longest
+                                                      : step.longest_context;
       scratch = std::max(scratch, kernels_.attention_scratch(op.attention, rows.count, context));
       common = std::max(common, kernels_.attention_common(op.attention, rows.count, context));
     }
@@ -167,7 +169,7 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
     case OpKind::Store: {
       Attention a = op.attention;
       if (op.rotary) a.turns = op.rotary->turns();
-      if (a.keys != Keys::Own) {
+      if (a.keeps()) {
         const CacheGroup& group = step.groups[size_t(op.group)];
         a.pool = group.pool;
         a.block_bytes = group.block_bytes;
@@ -181,6 +183,14 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
       a.positions = step.positions;
       a.qkv = buffer(op.in);
       a.ld = widths_[size_t(op.in)];
+      a.kv = a.qkv + a.heads * a.layout.head_dim;
+      a.kv_ld = a.ld;
+      a.key_starts = a.starts;
+      if (a.keys == Keys::Context) {
+        a.kv = buffer(op.by) + op.column;
+        a.kv_ld = widths_[size_t(op.by)];
+        a.key_starts = step.contexts.starts;
+      }
       a.out = op.kind == OpKind::Store ? nullptr : buffer(op.out);
       a.taken = &counters_[size_t(index)];
       (op.kind == OpKind::Store ? kernels_.store : kernels_.attention)(a, team);

@@ -48,14 +48,14 @@ struct Op {
   OpKind kind = OpKind::Norm;
   std::string label;  // what explain calls it
   int in = -1, out = -1;
-  int by = -1;  // what else it reads, of another space: Modulate, AddGated, AddRows: a row for each sequence
+  int by = -1;  // what else it reads: Modulate, AddGated, AddRows: a row for each sequence; Attention: contexts' keys
   Norm norm;
   std::shared_ptr<const fp::Experts> experts;
   float scale = 1;                // Embed, AddNormed, Cap, Experts
   float limit = 0;                // Clip; the soft limit of Cap
   int64_t offset = 0;             // Positions
   int64_t column = 0, heads = 1, head_dim = 0;  // HeadNorm, Clip: `heads` segments of head_dim columns from `column`
-                                                // Copy: of `out`; AddGated, AddRows, Modulate (its shift): of `by`
+                                                // Copy: of `out`; AddGated, AddRows, Modulate (its shift), Attention: of `by`
   int64_t scale_column = 0;                     // Modulate
   const float* vector = nullptr;                // Copy: what it adds, or null
   Window window;                  // Conv
@@ -66,7 +66,7 @@ struct Op {
   Mode mode = Mode::Store;
   Act act = Act::None;
   Attention attention{};
-  int group = 0;  // whose memory the attention's layer lies in; not of Keys::Own
+  int group = 0;  // whose memory the attention's layer lies in, if it keeps keys
   RotaryTable* rotary = nullptr;
   double seconds = 0;
 };

@@ -48,8 +48,10 @@ fp::Op make_attention(PyProgram& self, fp::Keys keys, int in, int out, int type,
   a.heads = heads;
   a.scale = scale;
   require(heads > 0 && heads <= (int64_t(1) << 24) && heads % kv_heads == 0, "attention heads");
-  if (keys == fp::Keys::Cached || keys == fp::Keys::Source) self.level_zero(out);
-  require(self.program.width(in) == (heads + (keys == fp::Keys::Source ? 0 : 2 * kv_heads)) * head_dim, "qkv width");
+  if (a.keeps()) self.level_zero(out);
+  require(self.program.space(out) >= 0, "attention of rows that are neither tokens nor pixels");
+  const bool beside = keys == fp::Keys::Cached || keys == fp::Keys::Own;
+  require(self.program.width(in) == (heads + (beside ? 2 * kv_heads : 0)) * head_dim, "qkv width");
   require(in != out && self.program.width(out) == heads * head_dim, "attention output width");
   self.needs_starts = true;
   return op;
@@ -267,17 +269,19 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
                            std::shared_ptr<fp::RotaryTable> rotary, std::optional<ConstFloats> slopes, float softcap,
                            std::optional<ConstFloats2> bias, const std::string& label, int64_t group, bool causal,
                            std::optional<ConstFloats3> position_keys, std::optional<ConstFloats3> position_queries,
-                           std::optional<Ints> distances) {
-        fp::Op op = make_attention(self, causal ? fp::Keys::Cached : fp::Keys::Own, qkv, out, kv_type, heads, kv_heads,
+                           std::optional<Ints> distances, bool own) {
+        const bool keeps = causal && !own;
+        fp::Op op = make_attention(self, keeps ? fp::Keys::Cached : fp::Keys::Own, qkv, out, kv_type, heads, kv_heads,
                                    head_dim, scale, label);
         fp::Attention& a = op.attention;
+        a.causal = causal;
         require(window >= 0, "a window below zero");
         a.window = window;
         if (rotary) {
           require(rotary->dim() <= head_dim, "rotary dimensions exceed the head");
           self.level_zero(out);
           a.rotary_dim = rotary->dim();
-          a.rotate_on_read = causal && rotary->rotates_on_read();
+          a.rotate_on_read = keeps && rotary->rotates_on_read();
           op.rotary = rotary.get();
           self.rotary.push_back(rotary);
           self.needs_positions = true;
@@ -300,12 +304,21 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
           a.positioned.keys = by_distance(self, a, position_keys, *distances, 1.0f);
           a.positioned.queries = by_distance(self, a, position_queries, *distances, scale);
         }
-        if (causal) self.join_group(op, layer, group);
+        if (keeps) self.join_group(op, layer, group);
         self.program.add(std::move(op));
       }, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "kv_type"_a,
          "rotary"_a.none(), "slopes"_a.none(), "softcap"_a, "bias"_a.none(), "label"_a, "group"_a = 0,
          "causal"_a = true, "position_keys"_a.none() = nb::none(), "position_queries"_a.none() = nb::none(),
-         "distances"_a.none() = nb::none())
+         "distances"_a.none() = nb::none(), "own"_a = false)
+      .def("context_attention", [](PyProgram& self, int q, int kv, int out, int64_t column, int64_t heads,
+                                   int64_t head_dim, float scale, int kv_type, const std::string& label) {
+        fp::Op op = make_attention(self, fp::Keys::Context, q, out, kv_type, heads, heads, head_dim, scale, label);
+        require(self.program.space(kv) == fp::kContext, "keys of contexts lie in their space");
+        require(column >= 0 && column <= self.program.width(kv) - 2 * heads * head_dim, "columns of keys and values");
+        op.by = kv;
+        op.column = column;
+        self.program.add(std::move(op));
+      }, "q"_a, "kv"_a, "out"_a, "column"_a, "heads"_a, "head_dim"_a, "scale"_a, "kv_type"_a, "label"_a)
       .def("store", [](PyProgram& self, int kv, int64_t layer, int64_t kv_heads, int64_t head_dim, int kv_type,
                        const std::string& label, int64_t group) {
         fp::Op op = make_op(self, fp::OpKind::Store, label, kv, -1);

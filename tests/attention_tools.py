@@ -65,16 +65,16 @@ class Cache:
 
 
 class Runner:
-    """One recorded attention of layer 1, or (causal=False) one that keeps nothing."""
+    """One recorded attention of layer 1, or (causal=False or own=True) one that keeps nothing."""
 
-    def __init__(self, isa, heads, kv_dtype, window=0, threads=1, changes=NONE, rotary=None, causal=True):
+    def __init__(self, isa, heads, kv_dtype, window=0, threads=1, changes=NONE, rotary=None, causal=True, own=False):
         self.heads = heads
         self.program = _native.Program(_native.Pool(threads), isa)
         self.qkv, self.out = self.program.buffer(heads.width), self.program.buffer(heads.heads * heads.dim)
         self.program.attention(self.qkv, self.out, 1, heads.heads, heads.kv_heads, heads.dim, heads.dim**-0.5, window,
                                KV_DTYPES.index(kv_dtype), rotary or rotary_table(heads), changes.slopes(heads),
                                changes.softcap, padded_bias(changes.bias(heads)) if changes.reach else None,
-                               "attention", 0, causal)
+                               "attention", 0, causal, own=own)
 
     def both_ways(self, rows, positions=None):
         """rows of each text -> output rows of each, without a cache."""

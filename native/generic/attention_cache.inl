@@ -25,7 +25,7 @@ inline int64_t query_rows(const fp::Attention& a, int64_t s) { return (a.starts[
 // Cache slots of the sequence before its rows, and how many keys there are for them in all.
 inline int64_t past_of(const fp::Attention& a, int64_t s) { return a.keys == fp::Keys::Cached ? a.past[s] : 0; }
 inline int64_t keys_of(const fp::Attention& a, int64_t s) {
-  return a.keys == fp::Keys::Source ? a.sources[s] : past_of(a, s) + a.starts[s + 1] - a.starts[s];
+  return a.keys == fp::Keys::Source ? a.sources[s] : past_of(a, s) + a.key_starts[s + 1] - a.key_starts[s];
 }
 
 inline Span make_span(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t first, int rows) {
@@ -37,7 +37,7 @@ inline Span make_span(const fp::Attention& a, int64_t s, int64_t kv_head, int64_
     x.slot[r] = past + query;
     x.row[r] = a.starts[s] + query;
     x.low[r] = a.window > 0 ? larger(0, x.slot[r] + 1 - a.window) : 0;
-    x.high[r] = a.keys == fp::Keys::Cached ? x.slot[r] + 1 : a.window > 0 ? smaller(keys, x.slot[r] + a.window) : keys;
+    x.high[r] = a.causal ? x.slot[r] + 1 : a.window > 0 ? smaller(keys, x.slot[r] + a.window) : keys;
     x.head[r] = kv_head * group + member;
     if (++member == group) member = 0, ++query;
   }
@@ -156,8 +156,8 @@ inline void append_narrow(const fp::Attention& a, int64_t s, int64_t kv_head, in
   alignas(64) float x[kMaxHeadDim];
   alignas(64) Element k[kMaxHeadDim], v[2][kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t row = a.starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
-    const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
+    const int64_t row = a.key_starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
+    const float* in = a.kv + row * a.kv_ld + kv_head * d;
     uint8_t* page = pages(slot / fp::kPage);
     Element* values = reinterpret_cast<Element*>(page + page_bytes);
     float* scales = reinterpret_cast<float*>(page + 2 * page_bytes);
@@ -177,8 +177,8 @@ inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int
   const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad();
   alignas(64) float x[kMaxHeadDim];
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t row = a.starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
-    const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
+    const int64_t row = a.key_starts[s] + i, slot = past_of(a, s) + i, o = slot % fp::kPage;
+    const float* in = a.kv + row * a.kv_ld + kv_head * d;
     float* keys = reinterpret_cast<float*>(pages(slot / fp::kPage));
     float* values = keys + fp::kPage * d_pad + o * 16;
     keys += o / 16 * d_pad * 16 + o % 16;
@@ -193,10 +193,10 @@ inline void append_float(const fp::Attention& a, int64_t s, int64_t kv_head, int
 template <bool Float>
 inline void append_block(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t first, int n, int64_t o,
                          uint8_t* page) {
-  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), row = a.starts[s] + first;
-  const float* in = a.qkv + row * a.ld + (a.heads + kv_head) * d;
+  const int64_t d = a.layout.head_dim, d_pad = a.layout.d_pad(), row = a.key_starts[s] + first;
+  const float* in = a.kv + row * a.kv_ld + kv_head * d;
   alignas(64) float x[16 * kMaxHeadDim];
-  for (int r = 0; r < n; ++r) load_key_row(a, s, row + r, in + r * a.ld, x + r * d_pad);
+  for (int r = 0; r < n; ++r) load_key_row(a, s, row + r, in + r * a.kv_ld, x + r * d_pad);
   // A line of keys is one dimension (BF16: a pair of them) of sixteen positions.
   constexpr int kDims = Float ? 16 : 32;
   float* keys = reinterpret_cast<float*>(page) + o * d_pad / (kDims / 16);
@@ -219,7 +219,7 @@ inline void append_block(const fp::Attention& a, int64_t s, int64_t kv_head, int
   float* values = reinterpret_cast<float*>(page + a.layout.page_bytes());
   for (int64_t i = 0; i < d_pad; i += 16) {
     const int left = int(larger(0, smaller(16, d - i)));
-    auto value = [&](int r) { return r < n ? vload_n(in + r * a.ld + i, left) : vzero(); };
+    auto value = [&](int r) { return r < n ? vload_n(in + r * a.kv_ld + i, left) : vzero(); };
     if constexpr (Float) {
       for (int r = 0; r < 16; ++r) vstore(values + (i / 16 * fp::kPage + o + r) * 16, value(r));
     } else {
@@ -236,7 +236,7 @@ inline void append(const fp::Attention& a, int64_t s, int64_t kv_head, int64_t b
   for (int64_t i = begin, n; i < end; i += n) {
     const int64_t slot = past_of(a, s) + i, o = slot % fp::kPage;
     n = smaller(end - i, 16 - o % 16);
-    const bool whole = n == 16 || a.keys == fp::Keys::Own;
+    const bool whole = n == 16 || !a.keeps();
     switch (a.layout.type) {
       case fp::KvType::F32:
         if (whole) append_block<true>(a, s, kv_head, i, int(n), o, pages(slot / fp::kPage));

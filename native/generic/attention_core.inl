@@ -20,18 +20,35 @@ inline V hide(const Span& x, int r, int64_t first, V s) {
   return vselect_first(int(x.low[r] - first), least, vselect_first(int(x.high[r] - first), s, least));
 }
 
+inline void accumulate(float* total, const float* sums, int rows) {
+  for (int r = 0; r < rows; ++r) vstore(total + r * 16, vadd(vload(total + r * 16), vload(sums + r * 16)));
+}
+
+#if defined(__AVX512F__)
+constexpr int kVectorRows = 8, kVectorChains = 16;
+#else
+constexpr int kVectorRows = 4, kVectorChains = 4;
+#endif
+
 template <fp::KvType Type>
 struct VectorCore {
   using Element = typename Stored<Type>::type;
   static constexpr bool kFloat = Type == fp::KvType::F32, kScaled = Type == fp::KvType::INT8;
-  static constexpr int kRows = 16;       // most rows of a span
-  static constexpr int kTogether = 4;    // rows that share the loads of a line of the cache
-  static constexpr int kLine = kFloat ? 16 : 32;  // elements of a line
+  static constexpr int kRows = kSpanRows;  // most rows of a span
+  static constexpr int kTogether = kVectorRows;  // rows that share the loads of a line of the cache
 
   const fp::Attention& a;
   const int64_t d_pad = a.layout.d_pad(), page_bytes = a.layout.page_bytes();
+  const int64_t d_used = kFloat ? a.layout.head_dim : fp::round_up(a.layout.head_dim, 2);  // the rest is zero
+  const int v_blocks = int((a.layout.head_dim + 15) / 16);
 
   void begin(const Span&) {}
+
+  // Blocks of sixteen positions or dimensions that R rows do together: chains enough that none waits for another.
+  static constexpr int together(int rows) {
+    const int chains = kVectorChains / (rows * (kFloat ? 1 : 2));
+    return chains >= 4 ? 4 : chains >= 2 ? 2 : 1;
+  }
 
   void load_queries(const Span& x, uint8_t* to) {
     for (int r = 0; r < x.rows; ++r) {
@@ -44,65 +61,109 @@ struct VectorCore {
     }
   }
 
-  // Scores of R rows for sixteen positions.
-  template <int R>
-  void score_block(const Element* k, const float* q, V* s) {
-    for (int r = 0; r < R; ++r) s[r] = vzero();
+  // Scores of R rows for B times sixteen positions. What padding dimensions would add is left out: zero.
+  template <int R, int B>
+  void score_blocks(const Element* k, const float* q, V (*s)[R]) {
+    const int64_t block = 16 * d_pad;  // elements
+    for (int b = 0; b < B; ++b)
+      for (int r = 0; r < R; ++r) s[b][r] = vzero();
     if constexpr (kFloat) {
-      for (int64_t i = 0; i < d_pad; ++i, k += 16) {
-        V key = vload(k);
-        for (int r = 0; r < R; ++r) s[r] = vfma(vset(q[r * d_pad + i]), key, s[r]);
+      for (int64_t i = 0; i < d_used; ++i, k += 16) {
+        V key[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) key[b] = vload(k + b * block);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const V query = vset(q[r * d_pad + i]);
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) s[b][r] = vfma(query, key[b], s[b][r]);
+        }
       }
     } else {
-      for (int64_t chunk = 0; chunk < d_pad; chunk += 32) {
-        V even[R], odd[R];
-        for (int r = 0; r < R; ++r) even[r] = odd[r] = vzero();
-        for (int64_t i = chunk; i < chunk + 32; i += 2, k += 32) {
-          V key_even = load_even(k), key_odd = load_odd(k);
-          for (int r = 0; r < R; ++r) {
-            even[r] = vfma(vset(q[r * d_pad + i]), key_even, even[r]);
-            odd[r] = vfma(vset(q[r * d_pad + i + 1]), key_odd, odd[r]);
+      for (int64_t chunk = 0; chunk < d_used; chunk += 32) {
+        V even[B][R], odd[B][R];
+        for (int b = 0; b < B; ++b)
+          for (int r = 0; r < R; ++r) even[b][r] = odd[b][r] = vzero();
+        const int64_t end = smaller(chunk + 32, d_used);
+        for (int64_t i = chunk; i < end; i += 2, k += 32) {
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) {
+            const V key_even = load_even(k + b * block), key_odd = load_odd(k + b * block);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+              even[b][r] = vfma(vset(q[r * d_pad + i]), key_even, even[b][r]);
+              odd[b][r] = vfma(vset(q[r * d_pad + i + 1]), key_odd, odd[b][r]);
+            }
           }
         }
-        for (int r = 0; r < R; ++r) s[r] = vadd(s[r], vadd(even[r], odd[r]));
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b)
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) s[b][r] = vadd(s[b][r], vadd(even[b][r], odd[b][r]));
       }
+    }
+  }
+
+  // Rows [r0, r0 + R) of a span whose q these are, and B blocks of a page from b on.
+  template <int R, int B>
+  void score_part(const Span& x, const uint8_t* data, const float* q, int64_t page, int r0, int b0, bool full,
+                  float* buffer, float* most) {
+    const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
+    const bool changes = a.changes_scores();
+    V s[B][R];
+    score_blocks<R, B>(reinterpret_cast<const Element*>(data) + b0 * 16 * d_pad, q + r0 * d_pad, s);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      V all = vload(most + (r0 + r) * 16);
+#pragma GCC unroll 4
+      for (int i = 0; i < B; ++i) {
+        const int b = b0 + i;
+        V one = s[i][r];
+        if (kScaled) one = vmul(one, vload(scales + b * 16));
+        if (changes)
+          one = changed(a, x, r0 + r, page * fp::kPage + b * 16,
+                        placed<Type>(a, x, r0 + r, page, b, data, q + (r0 + r) * d_pad, one));
+        if (!full) one = hide(x, r0 + r, page * fp::kPage + b * 16, one);
+        vstore(buffer + (b * x.rows + r0 + r) * 16, one);
+        all = vmax(all, one);
+      }
+      vstore(most + (r0 + r) * 16, all);
     }
   }
 
   template <int R>
   void score_rows(const Span& x, const uint8_t* data, const uint8_t* next, const float* q, int64_t page, int r0,
                   float* buffer, float* most) {
-    const Element* keys = reinterpret_cast<const Element*>(data);
-    const float* scales = reinterpret_cast<const float*>(data + 2 * page_bytes);
-    const bool full = all_visible(x, page), changes = a.changes_scores();
+    constexpr int B = together(R);
+    const bool full = all_visible(x, page);
     const int64_t block_lines = page_bytes / 4 / 64;
     const Seen seen = seen_of(x, page);
-    for (int b = seen.first_block(); b < seen.end_block(); ++b) {
-      if (next)
-        for (int64_t i = 0; i < block_lines; ++i) __builtin_prefetch(next + (b * block_lines + i) * 64);
-      V s[R];
-      score_block<R>(keys + b * 16 * d_pad, q + r0 * d_pad, s);
-      for (int r = 0; r < R; ++r) {
-        if (kScaled) s[r] = vmul(s[r], vload(scales + b * 16));
-        if (changes)
-          s[r] = changed(a, x, r0 + r, page * fp::kPage + b * 16,
-                         placed<Type>(a, x, r0 + r, page, b, data, q + (r0 + r) * d_pad, s[r]));
-        if (!full) s[r] = hide(x, r0 + r, page * fp::kPage + b * 16, s[r]);
-        vstore(buffer + (b * x.rows + r0 + r) * 16, s[r]);
-        vstore(most + (r0 + r) * 16, vmax(vload(most + (r0 + r) * 16), s[r]));
-      }
-    }
+    int b = seen.first_block();
+    if (next)
+      for (int64_t i = b * block_lines; i < seen.end_block() * block_lines; ++i) __builtin_prefetch(next + i * 64);
+    for (; b + B <= seen.end_block(); b += B) score_part<R, B>(x, data, q, page, r0, b, full, buffer, most);
+    for (; b < seen.end_block(); ++b) score_part<R, 1>(x, data, q, page, r0, b, full, buffer, most);
   }
 
   // Scores of one page into its buffer; most [rows][16] takes the largest ones. `next` is fetched meanwhile.
   void scores(const Span& x, int64_t page, const uint8_t* data, const uint8_t* next, const uint8_t* queries,
               float* buffer, float* most) {
     const float* q = reinterpret_cast<const float*>(queries);
+    by_rows(x.rows, [&](auto rows, int r) {
+      score_rows<rows>(x, data, r ? nullptr : next, q, page, r, buffer, most);
+    });
+  }
+
+  // f(rows that are done together, the first of them) for all rows of a span.
+  template <class F>
+  static void by_rows(int rows, F f) {
     int r = 0;
-    for (; r + 4 <= x.rows; r += 4, next = nullptr) score_rows<4>(x, data, next, q, page, r, buffer, most);
-    if (x.rows - r == 3) score_rows<3>(x, data, next, q, page, r, buffer, most);
-    if (x.rows - r == 2) score_rows<2>(x, data, next, q, page, r, buffer, most);
-    if (x.rows - r == 1) score_rows<1>(x, data, next, q, page, r, buffer, most);
+    for (; r + kTogether <= rows; r += kTogether) f(std::integral_constant<int, kTogether>(), r);
+    if constexpr (kTogether > 4)
+      for (; r + 4 <= rows; r += 4) f(std::integral_constant<int, 4>(), r);
+    if (rows - r == 3) f(std::integral_constant<int, 3>(), r);
+    if (rows - r == 2) f(std::integral_constant<int, 2>(), r);
+    if (rows - r == 1) f(std::integral_constant<int, 1>(), r);
   }
 
   // Scores become p; sums [rows][16] gets the page's sum for every lane.
@@ -125,39 +186,79 @@ struct VectorCore {
     }
   }
 
-  // acc[dims / 16][rows][16] += p * V of one page, for R rows and sixteen dimensions.
-  template <int R>
-  void value_block(const Element* v, const float* p, int rows, Seen seen, float* acc) {
-    V sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = vload(acc + r * 16);
+  // acc[dims / 16][rows][16] += p * V of one page, for R rows and B times sixteen dimensions.
+  template <int R, int B>
+  void value_blocks(const uint8_t* data, const float* p, int rows, Seen seen, float* acc) {
+    const int64_t block = fp::kPage * 16;  // elements of V
+    const Element* v = reinterpret_cast<const Element*>(data);
+    V sum[B][R];
+#pragma GCC unroll 4
+    for (int c = 0; c < B; ++c)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sum[c][r] = vload(acc + (c * rows + r) * 16);
     if constexpr (kFloat) {
-      for (int b = seen.first_block(); b * 16 < seen.end; ++b)
-        for (int i = b * 16; i < smaller(seen.end, b * 16 + 16); ++i) {
-          V value = vload(v + i * 16);
-          for (int r = 0; r < R; ++r) sum[r] = vfma(vset(p[(b * rows + r) * 16 + i % 16]), value, sum[r]);
+      for (int b = seen.first_block(); b * 16 < seen.end; ++b) {
+        const float* at = p + b * rows * 16;
+        const int end = int(smaller(seen.end, b * 16 + 16));
+        for (int i = b * 16; i < end; ++i, ++at) {
+          V value[B];
+#pragma GCC unroll 4
+          for (int c = 0; c < B; ++c) value[c] = vload(v + c * block + i * 16);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            const V weight = vset(at[r * 16]);
+#pragma GCC unroll 4
+            for (int c = 0; c < B; ++c) sum[c][r] = vfma(weight, value[c], sum[c][r]);
+          }
         }
+      }
     } else {
       for (int half = 0; half < 2; ++half) {
         const int begin = int(larger(seen.begin, half * 32)), end = int(smaller(seen.end, half * 32 + 32));
-        V even[R], odd[R];
-        for (int r = 0; r < R; ++r) even[r] = odd[r] = vzero();
+        V even[B][R], odd[B][R];
+        for (int c = 0; c < B; ++c)
+          for (int r = 0; r < R; ++r) even[c][r] = odd[c][r] = vzero();
         for (int b = begin / 16; b * 16 < end; ++b) {
           const Element* line = v + b * 8 * 32;
-          const float* block = p + b * rows * 16;
+          const float* at = p + b * rows * 16;
           const int n = int(smaller(16, end - b * 16));
-          for (int i = 0; i < n; i += 2, line += 32) {
-            V value_even = load_even(line), value_odd = load_odd(line);
-            for (int r = 0; r < R; ++r) {
-              const float* at = block + r * 16 + i;
-              even[r] = vfma(vset(at[0]), value_even, even[r]);
-              odd[r] = vfma(vset(at[1]), value_odd, odd[r]);
+          for (int i = 0; i < n; i += 2, line += 32, at += 2) {
+#pragma GCC unroll 4
+            for (int c = 0; c < B; ++c) {
+              const V value_even = load_even(line + c * block), value_odd = load_odd(line + c * block);
+#pragma GCC unroll 8
+              for (int r = 0; r < R; ++r) {
+                even[c][r] = vfma(vset(at[r * 16]), value_even, even[c][r]);
+                odd[c][r] = vfma(vset(at[r * 16 + 1]), value_odd, odd[c][r]);
+              }
             }
           }
         }
-        for (int r = 0; r < R; ++r) sum[r] = vadd(sum[r], vadd(even[r], odd[r]));
+#pragma GCC unroll 4
+        for (int c = 0; c < B; ++c)
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) sum[c][r] = vadd(sum[c][r], vadd(even[c][r], odd[c][r]));
       }
     }
-    for (int r = 0; r < R; ++r) vstore(acc + r * 16, sum[r]);
+#pragma GCC unroll 4
+    for (int c = 0; c < B; ++c)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) vstore(acc + (c * rows + r) * 16, sum[c][r]);
+  }
+
+  // acc [block1 - block0][rows][16] += p * V of a page for blocks [block0, block1) of sixteen dimensions.
+  void add_values(const Span& x, int block0, int block1, const uint8_t* data, Seen seen, const float* p, float* acc) {
+    const int64_t block_bytes = page_bytes / (d_pad / 16);
+    data += page_bytes;
+    by_rows(x.rows, [&](auto rows, int r) {
+      constexpr int R = rows, B = together(R);
+      float* to = acc + r * 16;
+      int block = block0;
+      for (; block + B <= block1; block += B, to += B * x.rows * 16)
+        value_blocks<R, B>(data + block * block_bytes, p + r * 16, x.rows, seen, to);
+      for (; block < block1; ++block, to += x.rows * 16)
+        value_blocks<R, 1>(data + block * block_bytes, p + r * 16, x.rows, seen, to);
+    });
   }
 
   // acc [block1 - block0][rows][16] = p * V for blocks [block0, block1) of sixteen dimensions, over all pages of x.
@@ -166,23 +267,29 @@ struct VectorCore {
   void values(const Span& x, int block0, int block1, const Pages& pages, Buffer page_buffer, float* acc) {
     for (int i = 0; i < (block1 - block0) * x.rows; ++i) vstore(acc + i * 16, vzero());
     const int64_t block_bytes = page_bytes / (d_pad / 16);
-    const uint8_t* next = pages(x.page0);
     for (int64_t page = x.page0; page < x.page1; ++page) {
-      const uint8_t* data = next + page_bytes;
-      const float* p = page_buffer(page);
-      const Seen seen = seen_of(x, page);
-      next = page + 1 < x.page1 ? pages(page + 1) : nullptr;
-      for (int block = block0; block < block1; ++block) {
-        if (next)
-          for (int64_t i = 0; i < block_bytes; i += 64) __builtin_prefetch(next + page_bytes + block * block_bytes + i);
-        const Element* v = reinterpret_cast<const Element*>(data + block * block_bytes);
-        float* to = acc + (block - block0) * x.rows * 16;
-        int r = 0;
-        for (; r + 4 <= x.rows; r += 4) value_block<4>(v, p + r * 16, x.rows, seen, to + r * 16);
-        if (x.rows - r == 3) value_block<3>(v, p + r * 16, x.rows, seen, to + r * 16);
-        if (x.rows - r == 2) value_block<2>(v, p + r * 16, x.rows, seen, to + r * 16);
-        if (x.rows - r == 1) value_block<1>(v, p + r * 16, x.rows, seen, to + r * 16);
+      if (page + 1 < x.page1) {
+        const uint8_t* next = pages(page + 1) + page_bytes;
+        for (int64_t i = block0 * block_bytes; i < block1 * block_bytes; i += 64) __builtin_prefetch(next + i);
       }
+      add_values(x, block0, block1, pages(page), seen_of(x, page), page_buffer(page), acc);
+    }
+  }
+
+  // From scores to the sums of p and of p * V, one page after the other: p is used while it is at hand.
+  template <class Buffer>
+  void weigh(const Span& x, const Pages& pages, const float* most, Buffer page_buffer, float* sums, float* total,
+             float* acc) {
+    for (int i = 0; i < v_blocks * x.rows; ++i) vstore(acc + i * 16, vzero());
+    const int64_t block_bytes = page_bytes / (d_pad / 16);
+    for (int64_t page = x.page0; page < x.page1; ++page) {
+      if (page + 1 < x.page1) {
+        const uint8_t* next = pages(page + 1) + page_bytes;
+        for (int64_t i = 0; i < v_blocks * block_bytes; i += 64) __builtin_prefetch(next + i);
+      }
+      weights(x, page, pages(page), most, page_buffer(page), sums);
+      accumulate(total, sums, x.rows);
+      add_values(x, 0, v_blocks, pages(page), seen_of(x, page), page_buffer(page), acc);
     }
   }
 };

@@ -1,4 +1,4 @@
-// The plan "own", for keys that nobody keeps. An item is a (sequence, KV head), of a long text a part of its query rows.
+// The plan "own", for keys that nobody keeps (Own, Context). An item is a (sequence, KV head), of a long text a part of its query rows.
 
 constexpr int64_t kOwnPart = 256;  // query rows below which no second thread appends for itself
 
@@ -37,12 +37,13 @@ inline void clear_after(const fp::Attention& a, int64_t keys, uint8_t* page) {
 template <class Core>
 void attend_own(const fp::Attention& a, const fp::Team& team) {
   int64_t longest = 0;
-  for (int64_t s = 0; s < a.sequences; ++s) longest = larger(longest, a.starts[s + 1] - a.starts[s]);
+  for (int64_t s = 0; s < a.sequences; ++s) longest = larger(longest, keys_of(a, s));
   Core core{a};
   const Scratch scratch = split_scratch(a, team.scratch, longest);
   const Pages pages{scratch.pages, a.layout.head_bytes(), nullptr};
   for (OwnItem item; item.seek(a, team, take(a));) {
     const int64_t keys = keys_of(a, item.s), rows = query_rows(a, item.s);
+    if (keys == 0) continue;
     const int64_t spans = (rows + Core::kRows - 1) / Core::kRows;
     const int64_t begin = spans * item.part / item.parts, end = spans * (item.part + 1) / item.parts;
     auto span = [&](int64_t i) {
@@ -57,17 +58,17 @@ void attend_own(const fp::Attention& a, const fp::Team& team) {
 }
 
 // Rows that see nothing are zero.
-inline void clear_sourceless(const fp::Attention& a, const fp::Team& team) {
+inline void clear_blind(const fp::Attention& a, const fp::Team& team) {
   const int64_t width = a.heads * a.layout.head_dim;
   for (int64_t s = team.tid; s < a.sequences; s += team.size)
-    if (a.sources[s] == 0)
+    if (keys_of(a, s) == 0)
       std::memset(a.out + a.starts[s] * width, 0, size_t((a.starts[s + 1] - a.starts[s]) * width * 4));
 }
 
 template <class Core>
 void attend(const fp::Attention& a, const fp::Team& team) {
-  if (a.keys == fp::Keys::Own) return attend_own<Core>(a, team);
-  if (a.keys == fp::Keys::Source) clear_sourceless(a, team);
+  if (a.keys == fp::Keys::Source || a.keys == fp::Keys::Context) clear_blind(a, team);
+  if (!a.keeps()) return attend_own<Core>(a, team);
   int64_t total = 0, longest = 0, context = 0;
   bool few_rows = true;
   for (int64_t s = 0; s < a.sequences; ++s) {

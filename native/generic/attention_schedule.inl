@@ -27,7 +27,7 @@ inline int64_t rotated_bytes(const fp::Attention& a) {
 }
 inline int64_t context_pad(int64_t context) { return fp::round_up(context, fp::kPage); }
 inline int64_t own_bytes(const fp::Attention& a, int64_t context) {
-  return a.keys == fp::Keys::Own ? context_pad(context) / fp::kPage * a.layout.head_bytes() : 0;
+  return !a.keeps() ? context_pad(context) / fp::kPage * a.layout.head_bytes() : 0;
 }
 
 // The end of `context` keys, where the scores stand, is what rows share of it.
@@ -58,7 +58,7 @@ inline int64_t by_page_bytes(const fp::Attention& a, int64_t rows, int64_t conte
 }
 
 int64_t attention_common(const fp::Attention& a, int64_t rows, int64_t context) {
-  const int64_t bytes = a.keys == fp::Keys::Own ? 0 : by_page_bytes(a, rows, context);
+  const int64_t bytes = a.keeps() ? by_page_bytes(a, rows, context) : 0;
   return bytes <= kByPageBytes ? bytes : 0;
 }
 
@@ -82,9 +82,6 @@ inline void finish(const fp::Attention& a, const Span& x, int block0, int block1
 
 inline void fill(float* to, int vectors, float value) {
   for (int i = 0; i < vectors; ++i) vstore(to + i * 16, vset(value));
-}
-inline void accumulate(float* total, const float* sums, int rows) {
-  for (int r = 0; r < rows; ++r) vstore(total + r * 16, vadd(vload(total + r * 16), vload(sums + r * 16)));
 }
 
 // The scores of one page into `buffer`. more: the page after it comes next.
@@ -113,13 +110,8 @@ void attend_span(const fp::Attention& a, Core& core, const Span& x, const Scratc
   float most[kSpanRows];
   for (int r = 0; r < x.rows; ++r) most[r] = reduce_max(vload(s.most + r * 16));
   fill(s.total, x.rows, 0.0f);
-  for (int64_t page = x.page0; page < x.page1; ++page) {
-    core.weights(x, page, pages(page), most, buffer(page), s.sums);
-    accumulate(s.total, s.sums, x.rows);
-  }
-  const int blocks = int(a.layout.d_pad() / 16);
-  core.values(x, 0, blocks, pages, buffer, s.acc);
-  finish(a, x, 0, blocks, s.acc, s.total);
+  core.weigh(x, pages, most, buffer, s.sums, s.total, s.acc);
+  finish(a, x, 0, int((a.layout.head_dim + 15) / 16), s.acc, s.total);
 }
 
 // Rows of the sequence that lie in `page` of its cache, [begin, end).

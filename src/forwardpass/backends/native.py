@@ -167,13 +167,13 @@ class NativeProgram:
         self.native.group_norm(source, out, groups, norm.eps, norm.weight, norm.bias, _ACTIVATIONS[activation], label)
 
     def attention(self, qkv, out, *, layer, num_heads, num_kv_heads, head_dim, scale, window, kv_dtype, rotary,
-                  alibi=None, softcap=0.0, relative_bias=None, group=0, causal=True, disentangled=None,
-                  label):
+                  alibi=None, softcap=0.0, relative_bias=None, group=0, causal=True, own=False,
+                  disentangled=None, label):
         slopes = None if alibi is None else np.array(alibi, np.float32)
         bias = None if relative_bias is None else padded_bias(relative_bias)
         self.native.attention(qkv, out, layer, num_heads, num_kv_heads, head_dim, scale, window,
                               KV_DTYPES.index(kv_dtype), rotary, slopes, softcap, bias, label, group, causal,
-                              *(disentangled or ()))
+                              *(disentangled or (None, None, None)), own)
 
     def store(self, kv, *, layer, group, num_kv_heads, head_dim, kv_dtype, label):
         self.native.store(kv, layer, num_kv_heads, head_dim, KV_DTYPES.index(kv_dtype), label, group)
@@ -181,6 +181,9 @@ class NativeProgram:
     def cross_attention(self, q, out, *, layer, group, num_heads, num_kv_heads, head_dim, scale, kv_dtype, label):
         self.native.cross_attention(q, out, layer, num_heads, num_kv_heads, head_dim, scale,
                                     KV_DTYPES.index(kv_dtype), label, group)
+
+    def context_attention(self, q, kv, out, *, column, num_heads, head_dim, scale, kv_dtype, label):
+        self.native.context_attention(q, kv, out, column, num_heads, head_dim, scale, KV_DTYPES.index(kv_dtype), label)
 
     def run(self, rows, *, ids=None, positions=None, wanted=None, starts=None, past=None, tables=None, memory=(),
             bound=(), regime=None, lengths=None, types=None, sources=None, sizes=None, context_starts=None):
