@@ -21,12 +21,14 @@ constexpr bool kFetchesAhead = false;
 #include "generic/matmul_float.inl"
 #include "avx512_matmul.inl"
 #include "generic/attention.inl"
+#include "generic/attention_bytes.inl"
 }  // namespace
 
 const fp::Kernels& fp::avx512_kernels() {
   static const Kernels table{"avx512", matmul, prepare_rows, norm_rows, lookup_row, add_row, modulate_rows, add_gated_row,
                              activate_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
-                             route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
+                             route_row, sigmoid_of, pack_keys, pack_values, prepare_softmax, prepare_window, channel_sums,
+                             scale_rows};
   return table;
 }

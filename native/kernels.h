@@ -366,6 +366,12 @@ struct Kernels {
   // normalise: divided by the sum of the chosen ones, added in that order. scores is overwritten.
   void (*route)(float* scores, int64_t n, int64_t chosen, bool normalise, int32_t* which, float* share);
   float (*sigmoid)(float x);
+  // Keys [w.n][w.k] and values [w.k][w.n], ld apart, into the memory of Q8A and Q8C matrices; keys less their mean, their
+  // scales times `factor`.
+  void (*pack_keys)(const float* in, int64_t ld, float factor, const Matrix& w);
+  void (*pack_values)(const float* in, int64_t ld, const Matrix& w);
+  // Row r of x (Int15) from x.k scores: 2^(score - the greatest), divided by their sum.
+  void (*prepare_softmax)(const float* scores, Activations& x, int64_t r);
   // Row r of x from `count` pixels of `width` channels side by side (count * width = x.k), null = zeros.
   // scratch: prepare_scratch(x.k) bytes.
   void (*prepare_window)(const float* const* pixels, int64_t count, int64_t width, Activations& x, int64_t r,

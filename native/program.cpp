@@ -63,6 +63,8 @@ void Program::prepare_memory(const Step& step) {
                                                       : step.longest_context;
       scratch = std::max(scratch, kernels_.attention_scratch(op.attention, rows.count, context));
       common = std::max(common, kernels_.attention_common(op.attention, rows.count, context));
+      if (multiplies_bytes(op.attention))
+        scratch = std::max(scratch, byte_attention_scratch(op.attention, rows.starts, step.sequences));
     }
   }
   for (size_t i = 0; i < ops_.size(); ++i)
@@ -193,7 +195,8 @@ void Program::run_op(Op& op, int index, const Step& step, const Team& team) {
       }
       a.out = op.kind == OpKind::Store ? nullptr : buffer(op.out);
       a.taken = &counters_[size_t(index)];
-      (op.kind == OpKind::Store ? kernels_.store : kernels_.attention)(a, team);
+      if (multiplies_bytes(a)) byte_attention(kernels_, a, team);
+      else (op.kind == OpKind::Store ? kernels_.store : kernels_.attention)(a, team);
       break;
     }
     case OpKind::Cap: {  // all columns of all rows are alike, and one row may be a whole vocabulary

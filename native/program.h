@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "byte_attention.h"
 #include "experts.h"
 #include "kernels.h"
 #include "memory.h"

@@ -13,6 +13,7 @@ namespace {
 #include "generic/matmul_float.inl"
 #include "generic/matmul_int.inl"
 #include "generic/attention.inl"
+#include "generic/attention_bytes.inl"
 
 void matmul(const fp::Matrix& w, const fp::Activations& x, int64_t p0, int64_t p1, const fp::Epilogue& e,
             uint8_t* scratch) {
@@ -25,6 +26,7 @@ const fp::Kernels& fp::scalar_kernels() {
   static const Kernels table{"scalar", matmul, prepare_rows, norm_rows, lookup_row, add_row, modulate_rows, add_gated_row,
                              activate_row,
                              attention, store, attention_scratch, attention_common, exp_shifted_row, clip_row, cap_row,
-                             route_row, sigmoid_of, prepare_window, channel_sums, scale_rows};
+                             route_row, sigmoid_of, pack_keys, pack_values, prepare_softmax, prepare_window, channel_sums,
+                             scale_rows};
   return table;
 }
