@@ -1,4 +1,4 @@
-// Attention of int8 keys and values that nobody keeps, as two products of bytes a head:
+// Attention to int8 keys and values that nobody keeps, as two products of bytes a head:
 //   q       eight bits, one scale a row
 //   k       less the mean of the sequence's keys, eight bits, one scale a key
 //   score   their exact product times both scales and the attention's
@@ -9,6 +9,8 @@
 #include "byte_attention.h"
 
 #include <algorithm>
+#include <cstring>
+#include <stdexcept>
 
 namespace fp {
 
@@ -51,21 +53,22 @@ struct Layout {
 }  // namespace
 
 bool multiplies_bytes(const Attention& a) {
-  return a.keys == Keys::Own && a.layout.type == KvType::INT8 && a.window == 0 && a.rotary_dim == 0 && !a.changes_scores();
+  return !a.keeps() && a.layout.type == KvType::INT8 && !a.causal && a.window == 0 && a.rotary_dim == 0 &&
+         !a.changes_scores();
 }
 
 int64_t byte_attention_scratch(const Attention& a, const int32_t* key_starts, int64_t sequences) {
   int64_t most = 0;
-  for (int64_t s = 0; s < sequences; ++s)
-    if (key_starts[s + 1] > key_starts[s]) most = std::max(most, Layout(a, key_starts[s + 1] - key_starts[s], nullptr).bytes);
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t keys = int64_t(key_starts[s + 1]) - key_starts[s];
+    if (keys > kMostColumns) throw std::invalid_argument("attention of int8 keys adds up at most 131072 of them");
+    if (keys > 0) most = std::max(most, Layout(a, keys, nullptr).bytes);
+  }
   return most;
 }
 
 void byte_attention(const Kernels& kernels, const Attention& a, const Team& team) {
   const int64_t d = a.layout.head_dim, kv_heads = a.layout.kv_heads, group = a.heads / kv_heads;
-  const float* kv = a.qkv + a.heads * d;
-  const int64_t kv_ld = a.ld;
-  const int32_t* key_starts = a.starts;
   int64_t s = 0, first = 0, parts = 1;  // the sequence at hand, its first item, and the parts of each of its heads
   for (int64_t item; item = a.taken->fetch_add(1, std::memory_order_relaxed), true;) {
     int64_t rows = 0;
@@ -76,11 +79,18 @@ void byte_attention(const Kernels& kernels, const Attention& a, const Team& team
     }
     if (s == a.sequences) return;
     const int64_t kv_head = (item - first) / parts, part = (item - first) % parts;
-    Layout at(a, key_starts[s + 1] - key_starts[s], team.scratch);
-    const float* keys = kv + key_starts[s] * kv_ld + kv_head * d;
-    kernels.pack_keys(keys, kv_ld, a.scale * kLog2E, at.k);
-    kernels.pack_values(keys + kv_heads * d, kv_ld, at.v);
-    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+    const int64_t key_rows = int64_t(a.key_starts[s + 1]) - a.key_starts[s];
+    const int64_t first_head = kv_head * group, last_head = first_head + group;
+    if (key_rows == 0) {  // rows that see nothing are zero
+      for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r)
+        std::memset(a.out + ((a.starts[s] + r) * a.heads + first_head) * d, 0, size_t(group * d * 4));
+      continue;
+    }
+    Layout at(a, key_rows, team.scratch);
+    const float* keys = a.kv + a.key_starts[s] * a.kv_ld + kv_head * d;
+    kernels.pack_keys(keys, a.kv_ld, a.scale * kLog2E, at.k);
+    kernels.pack_values(keys + kv_heads * d, a.kv_ld, at.v);
+    for (int64_t head = first_head; head < last_head; ++head)
       for (int64_t r = rows * part / parts, end = rows * (part + 1) / parts; r < end; r += at.rows) {
         Activations queries = activations_for(at.k, std::min(at.rows, end - r));
         Activations weights = activations_for(at.v, queries.rows);

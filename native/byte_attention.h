@@ -1,4 +1,4 @@
-// Attention of int8 keys and values that nobody keeps: see byte_attention.cpp.
+// Attention to int8 keys and values that nobody keeps: see byte_attention.cpp.
 #pragma once
 #include "kernels.h"
 

@@ -63,8 +63,10 @@ void Program::prepare_memory(const Step& step) {
                                                       : step.longest_context;
       scratch = std::max(scratch, kernels_.attention_scratch(op.attention, rows.count, context));
       common = std::max(common, kernels_.attention_common(op.attention, rows.count, context));
-      if (multiplies_bytes(op.attention))
-        scratch = std::max(scratch, byte_attention_scratch(op.attention, rows.starts, step.sequences));
+      if (multiplies_bytes(op.attention)) {
+        const int32_t* key_starts = keys == Keys::Context ? step.contexts.starts : rows.starts;
+        scratch = std::max(scratch, byte_attention_scratch(op.attention, key_starts, step.sequences));
+      }
     }
   }
   for (size_t i = 0; i < ops_.size(); ++i)

@@ -53,7 +53,7 @@ def exact(q, kv, heads):
     return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, width)
 
 
-BOUNDS = {"float32": 4e-6, "bfloat16": 2.5e-2, "int8": 2.5e-2}
+BOUNDS = {"float32": 4e-6, "bfloat16": 2.5e-2, "int8": 2e-2}
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -64,6 +64,22 @@ def test_float64_agrees(heads, dim, kv_dtype):
         for one, rows, got in zip(q, kv, Crossing(ISAS[1], heads, dim, kv_dtype, level)(SIZES, q, kv), strict=True):
             right = exact(one, rows, heads)
             assert np.abs(got - right).max() <= BOUNDS[kv_dtype] * np.abs(right).max()
+
+
+def test_bytes_are_near():
+    """int8 where nothing is done to scores: peaked and flat softmax, keys far from zero, a row without a number."""
+    rng = np.random.default_rng(4)
+    for size in (0.05, 1.0, 5.0):
+        q, kv = rng.standard_normal((900, 80)) * size, rng.standard_normal((900, 160))
+        kv[:, :80] += rng.standard_normal(80) * 4
+        q, kv = q.astype(np.float32), kv.astype(np.float32)
+        got, right = Crossing(ISAS[1], 2, 40, "int8", threads=2)([(30, 30)], [q], [kv])[0], exact(q, kv, 2)
+        error = got - right
+        assert np.abs(error).max() <= 0.03 * np.abs(right).max()
+        assert np.sqrt((error**2).mean()) <= 0.012 * np.sqrt((right**2).mean()), size
+    q[7], kv[5, 3], kv[9, 100], kv[:, 150] = np.nan, np.inf, np.nan, 0
+    scalar, other = (Crossing(isa, 2, 40, "int8")([(30, 30)], [q], [kv])[0] for isa in ("scalar", ISAS[1]))
+    assert same(scalar, other) and not scalar[8:, 70].any()
 
 
 @pytest.mark.parametrize("isa", OTHER_ISAS)

@@ -102,3 +102,16 @@ def test_many_steps_of_many_threads_give_one_answer():
     first = recorded.run(*arguments)
     for _ in range(50):
         assert same(recorded.run(*arguments), first)
+
+
+def test_moments_say_where_threads_meet():
+    apart, together = Recorded("F32", "scalar", 2), Recorded("Q8A", "scalar", 2)
+    assert apart.program.moments() == [0, 0, 1, 2, 3, 3, 3, 3, 4, 5, 6] and apart.program.passed() == []
+    assert together.program.moments() == [0] * 8 + [1, 2, 2]
+    assert together.program.passed() == sorted([together.inner, together.branch])
+    ids, positions = inputs()
+    out = together.run(ids, positions)
+    together.program.clip(together.out, column=0, width=4, limit=9.0, label="clip")  # recorded after moments were asked
+    assert together.program.moments() == [0] * 8 + [1, 2, 2, 2] and np.abs(out).max() < 1e4
+    out[:, :4] = np.clip(out[:, :4], -9, 9)
+    assert same(together.run(ids, positions), out)

@@ -156,6 +156,8 @@ class Program(Protocol):
         Keys and values lie in the memory of `group`, the layer-th of its layers. Groups are numbered from 0.
         causal=False: a row sees all of its text, or with a window what is less than `window` away on either side.
         Nothing is kept, so `layer` and `group` mean nothing, and the arithmetic is that of a cache of kv_dtype.
+        But "int8" without causality, window, rotary encoding or changes of scores multiplies bytes: faster and coarser,
+        since queries are bytes too; values have a scale for each dimension over the text, and sums are exact.
         own=True: nothing is kept either, and with causal=True each row sees itself and the rows of its text before it.
         Buffers may be of any level where nothing is kept; a rotary table wants level 0.
 
@@ -183,7 +185,7 @@ class Program(Protocol):
         without any gets zeros.
 
         kv: a buffer of CONTEXT: keys [num_heads, head_dim] from `column` on, values behind them. The arithmetic is that
-        of a cache of kv_dtype.
+        of attention without causality.
         """
 
     def run(self, rows: int, *, ids: np.ndarray | None = None, positions: np.ndarray | None = None,
