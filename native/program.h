@@ -174,6 +174,11 @@ class Program {
   void start() { bound_.assign(widths_.size(), nullptr); }
   void bind(int buffer, float* data) { bound_.at(size_t(buffer)) = data; }
   void run(const Step& step, bool timed);
+  // When all operations are recorded: for each the moment in which it runs, numbered in order. Threads meet between
+  // moments; within one a thread may be at another operation than the rest.
+  std::vector<int> moments();
+  // Buffers that stretches pass on in memory of their threads, where there are rows enough.
+  std::vector<int> passed();
   void reset_timings() { for (Op& op : ops_) op.seconds = 0; }
 
  private:

@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
@@ -336,6 +337,8 @@ nb::class_<PyProgram> bind_program(nb::module_& m) {
         self.join_group(op, layer, group);
         self.program.add(std::move(op));
       }, "q"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "kv_type"_a, "label"_a, "group"_a)
+      .def("moments", [](PyProgram& self) { return self.program.moments(); })
+      .def("passed", [](PyProgram& self) { return self.program.passed(); })
       .def("timings", [](PyProgram& self) {
         nb::list out;
         for (const fp::Op& op : self.program.ops()) out.append(nb::make_tuple(op.label, op.seconds));

@@ -204,6 +204,26 @@ void Program::find_stretches() {
   }
 }
 
+std::vector<int> Program::moments() {
+  if (stretches_.empty()) find_stretches();
+  std::vector<int> out;
+  int moment = 0;
+  for (size_t i = 0, end = 0; i < ops_.size(); ++i) {
+    out.push_back(moment);
+    end = std::max(end, stretches_[i].end);
+    if (i + 1 >= end && ops_[i].meet) ++moment;
+  }
+  return out;
+}
+
+std::vector<int> Program::passed() {
+  if (stretches_.empty()) find_stretches();
+  std::vector<int> out;
+  for (const Stretch& stretch : stretches_)
+    for (const Stretch::Passed& one : stretch.passed) out.push_back(one.buffer);
+  return out;
+}
+
 void Program::run_stretch(size_t begin, const Step& step, const Team& team, bool timed) {
   using clock = std::chrono::steady_clock;
   const Stretch& stretch = stretches_[begin];

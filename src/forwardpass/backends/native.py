@@ -102,6 +102,7 @@ class NativeProgram:
         self.native = _native.Program(backend.pool, backend.isa)
         self.buffer = self.native.buffer
         self.reset_timings = self.native.reset_timings
+        self.moments, self.passed = self.native.moments, self.native.passed
 
     def embed(self, out, table, *, scale=1.0, label):
         self.native.embed(out, table, scale, label)

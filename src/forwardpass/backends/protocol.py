@@ -215,6 +215,17 @@ class Program(Protocol):
         the plain ones.
         """
 
+    def moments(self) -> Sequence[int]:
+        """When all is recorded: for each operation, in order, the number of the moment in which it runs.
+
+        Threads meet between moments. Within one a thread may be at another operation than the rest, so that what one of
+        its operations reads must not lie where another writes, even if it comes later.
+        """
+
+    def passed(self) -> Sequence[int]:
+        """Buffers that only carry rows from one operation to another of the same moment, mostly in memory of the thread
+        that treats these rows: to bind them costs time."""
+
     def timings(self) -> dict[str, float]:
         """Seconds by label since the last call of `reset_timings`; only counted while backend.timed is True."""
 
