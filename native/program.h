@@ -162,6 +162,7 @@ class Program {
     if (op.rotary && std::find(rotaries_.begin(), rotaries_.end(), op.rotary) == rotaries_.end())
       rotaries_.push_back(op.rotary);
     ops_.push_back(std::move(op));
+    stretches_.clear();
   }
   const std::vector<Op>& ops() const { return ops_; }
   const char* isa() const { return kernels_.name; }

@@ -220,7 +220,8 @@ std::vector<int> Program::passed() {
   if (stretches_.empty()) find_stretches();
   std::vector<int> out;
   for (const Stretch& stretch : stretches_)
-    for (const Stretch::Passed& one : stretch.passed) out.push_back(one.buffer);
+    for (const Stretch::Passed& one : stretch.passed)
+      if (std::find(out.begin(), out.end(), one.buffer) == out.end()) out.push_back(one.buffer);
   return out;
 }
 
