@@ -13,6 +13,7 @@ import torch
 import tiny_pipelines
 from forwardpass.backends.native import NativeBackend
 from forwardpass.errors import ModelFileError, UnsupportedModelError
+from forwardpass.models.dit_spec import targets
 from forwardpass.tasks.pipeline import open_pipeline
 from forwardpass.tasks.pipeline_index import PIPELINES
 from tiny_pipelines import latents, predicted
@@ -65,7 +66,7 @@ def test_a_pipeline_that_draws_classes_in_pixels(folders, backend):
     assert opened.schedule == tiny_pipelines.SCHEDULER
     assert opened.denoiser.takes == "label" and opened.denoiser.kv_dtype == "float32"
     assert opened.arithmetic == "float32" and opened.weights_bytes > 0
-    assert opened.stored["transformer/patches.weight"] == 4 * 48 * 12
+    assert opened.stored.keys() == {f"transformer/{name}" for name in targets(opened.denoiser.spec)}
     picture = latents(0, 6, 10, 3)
     condition = opened.denoiser.of_label(opened.labels["dog"])
     got, = opened.denoiser.predict([picture], np.array([3], np.float32), [condition])
@@ -147,6 +148,7 @@ def test_dtypes(folders, backend):
     exact, few = (open_pipeline(path, dtype, "auto", backend) for dtype in ("auto", "int8"))
     assert (exact.arithmetic, few.arithmetic) == ("float32", "int8")
     assert few.denoiser.kv_dtype == "bfloat16" and exact.stored.keys() == few.stored.keys()
+    assert exact.stored["transformer/patches.weight"] == 4 * 48 * 16
     smaller = {name for name in few.stored if few.stored[name] < exact.stored[name] / 2}
     assert not any(name.startswith("vae/") for name in smaller)
     assert {name for name in smaller if name.startswith("transformer/")} == {
