@@ -48,7 +48,7 @@ STEPS = np.array([999, 0, 37.5, 500], np.float32)
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"shared": True}, {"activation_fn": "geglu", "attention_bias": False},
+    {"sample_size": 9}, {"shared": True}, {"activation_fn": "geglu", "attention_bias": False},
     {"norm_elementwise_affine": True, "norm_eps": 1e-3, "activation_fn": "gelu"},
     {"patch_size": 1, "out_channels": None, "activation_fn": "geglu-approximate", "sample_size": 5},
     {"patch_size": 4, "in_channels": 1, "out_channels": 1, "sample_size": 32, "activation_fn": "linear-silu"},
@@ -58,6 +58,8 @@ def test_dit_equals_diffusers(changes, backend, tools):
     model = tiny_pipelines.dit(**changes)
     ours = loaded(model, backend, tools)
     p = ours.patch
+    ours.check_size(*ours.sample_size)
+    assert ours.sample_size[0] == model.config.sample_size // p * p
     pictures = [latents(i, height // 2 * p, width // 2 * p, ours.latent_channels)
                 for i, (height, width) in enumerate(SIZES)]
     labels = [3, None, 0, 6]

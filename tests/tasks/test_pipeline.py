@@ -73,6 +73,17 @@ def test_a_pipeline_that_draws_classes_in_pixels(folders, backend):
     near(got, predicted(models["transformer"], picture, 3.0, class_labels=torch.tensor([3])))
 
 
+def test_the_layout_of_the_first_checkpoints(folders, backend, tmp_path):
+    """Their transformers are of a class that was several."""
+    path = copied(folders, "dit", tmp_path)
+    change(path, transformer=["diffusers", "Transformer2DModel"])
+    change(path / "transformer" / "config.json", _class_name="Transformer2DModel", use_linear_projection=False,
+           num_vector_embeds=None, only_cross_attention=False)
+    assert open_pipeline(path, "auto", "auto", backend).denoiser.spec.family == "dit"
+    change(path / "transformer" / "config.json", norm_type="ada_norm_single")
+    refused(path, backend, UnsupportedModelError, "PixArtTransformer2DModel.*supported are DiTTransformer2DModel")
+
+
 def states(model, ids):
     with torch.no_grad():
         return model(torch.tensor([ids])).last_hidden_state[0].numpy()

@@ -26,7 +26,7 @@ class Dit:
     def __init__(self, spec: DitSpec, weights: Weights, backend, kv_dtype: str):
         self.spec, self.backend, self.kv_dtype = spec, backend, kv_dtype
         self.latent_channels, self.out_channels, self.patch = spec.latent_channels, spec.out_channels, spec.patch
-        self.sample_size = (spec.sample_size, spec.sample_size)
+        self.sample_size = (spec.sample_size // spec.patch * spec.patch,) * 2
         self.takes = "label" if spec.labels else "text"
         self.labels, self.context_width = spec.labels, spec.context_width
         self._pass = dit_blocks.record(backend, spec, weights, kv_dtype)
