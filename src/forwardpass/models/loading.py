@@ -17,7 +17,7 @@ from forwardpass.backends import native
 from forwardpass.errors import CapacityError, ModelFileError
 from forwardpass.models.blocks import Weights
 from forwardpass.models.registry import Checkpoint
-from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, BoundRow, is_matrix
+from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, PATCHES, VISION, BoundRow, is_matrix
 from forwardpass.quant.formats import kernel_format
 from forwardpass.weights import packed
 from forwardpass.weights.dequantize import dequantize
@@ -25,7 +25,8 @@ from forwardpass.weights.source import Source
 
 _SHARED_BY_LAYERS = ((".modulation.weight",), (".cross.k.weight", ".cross.v.weight"))
 """What one product reads for all layers of a diffusion transformer, which has a final.out."""
-_SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".cross.k", ".cross.v"), (".gate", ".up"))
+_SHARED_INPUT = ((".attention.q", ".attention.k", ".attention.v"), (".cross.k", ".cross.v"), (".gate", ".up"),
+                 (".pool.k", ".pool.v"))
 _KEPT = ("embed.positions.weight", "embed.types.weight", "embed.relative.weight", "mlp.router.weight",
          "mlp.shared_gate.weight", "patches.weight", "final.modulation.weight", "final.out.weight",
          "conv_in.weight", "conv_out.weight", "time.guidance.weight", "quant.weight",
@@ -119,10 +120,12 @@ def lay_out(matrices: Iterable[tuple[BoundRow, str]]) -> tuple[list[Place], int]
 def _format(one: BoundRow, dtype: str, causal: bool) -> str:
     # Tables of positions and token types are looked up and added, never multiplied with: quantising them would save
     # nothing. Nor would a router's few rows, whose errors choose other experts.
+    name = one.target.removeprefix(ENCODER).removeprefix(VISION)
     if one.target.endswith(_KEPT) and dtype in ("int8", "w8a16", "w8a8", "int4"):
-        dtype = "auto"
+        # Pixels have eight bits to begin with, and squares of them many columns.
+        dtype = "bfloat16" if name == PATCHES else "auto"
     # Embedding and head are felt in every token: four bits there cost a small model 4% of perplexity, eight bits none.
-    if one.target.removeprefix(ENCODER) in (EMBEDDING, HEAD) and dtype == "int4":
+    if name in (EMBEDDING, HEAD) and dtype == "int4":
         dtype = "w8a16"
     return kernel_format(one.info.type, dtype, causal)
 

@@ -83,6 +83,7 @@ def inner(f: HfFields, name: str, family: str) -> HfFields:
     values.pop("architectures", None)
     fields = HfFields(values, family, ())
     fields.where = f"{f.where}: {name}"
+    fields.refuse_unread(hf_config.REFUSED)
     return fields
 
 

@@ -22,6 +22,7 @@ MAX_PROBLEMS = 20
 """Problems that are listed in full; the rest are counted."""
 
 HEAD, EMBEDDING, RELATIVE_BIAS = "head.weight", "embed.tokens.weight", "attention.relative_bias"
+PATCHES = "embed.patches.weight"
 LABELS = ".labels"
 """A denoiser's table of classes, of which a picture reads one row."""
 ENCODER, VISION = "encoder.", "vision."
