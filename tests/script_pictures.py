@@ -7,10 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
+import word_tokenizer
 from forwardpass.errors import ParameterError
 from forwardpass.models.denoiser import Condition
 from forwardpass.pictures import PictureEngine
 from forwardpass.scheduler.pictures import Picture, Prompt
+from forwardpass.tasks.pipeline import OpenedPipeline, TextEncoder
+from forwardpass.weights.vocabulary import tokenizer_from_directory
 from script_lm import ScriptEncoder
 
 CHANNELS, PATCH = 2, 2
@@ -69,10 +72,13 @@ class ScriptDenoiser:
 
 
 class ScriptAutoencoder:
-    factor, latent_channels, scaling_factor, shift_factor = 4, CHANNELS, 0.5, 0.25
+    factor, latent_channels, image_channels, scaling_factor, shift_factor = 4, CHANNELS, 3, 0.5, 0.25
 
     def __init__(self):
         self.before = lambda: None
+
+    def check_size(self, height, width):
+        assert height * width <= 4096**2
 
     def encode(self, image):
         self.before()
@@ -154,3 +160,19 @@ def idle(engine):
     """Nothing is left behind."""
     assert not engine._jobs and not engine.scheduler.pictures
     return True
+
+
+def opened(path, text=False, pixels=False, schedule=None, labels=None, how="clip", **kinds):
+    """An OpenedPipeline as tasks/drawing.py takes it. labels: name -> number;  schedule: of its config."""
+    denoiser = ScriptDenoiser(labels=0 if text else 5, **kinds)
+    encoder = None
+    if text:
+        encoder = TextEncoder(ScriptEncoder(), tokenizer_from_directory(word_tokenizer.write(path)), 8, how, 0)
+    config = {"_class_name": "DDIMScheduler", "num_train_timesteps": 100, "clip_sample": False, **(schedule or {})}
+    names = LABELS if labels is None else labels
+    return OpenedPipeline(path, "StableDiffusionPipeline" if text else "DiTPipeline", "float32", denoiser,
+                          None if pixels else ScriptAutoencoder(), encoder, config, {} if text else names, (),
+                          {}, "float32", 1000)
+
+
+LABELS = {"cat": 0, "grey fox": 1, "Fox": 2, "owl": 3}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forwardpass.errors import ParameterError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 PAGE = 64
 """Positions in one block of the KV cache."""
@@ -242,3 +246,48 @@ class Candidate:
     score: float
     token_id: int
     text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawingStep:
+    """A denoising step of one picture that is being drawn.
+
+    picture: its number among those of the call, from 0;  seed: its own;  step: which one this is, from 0;
+    steps: how many there are;  timestep: of the noise that was left before it;  latents: float32 [channels, height,
+    width] after it, read-only
+    """
+
+    picture: int
+    seed: int
+    step: int
+    steps: int
+    timestep: float
+    latents: np.ndarray
+    _look: Callable[[], Image]
+
+    def preview(self) -> Image:
+        """What the picture looks like now. Where the latents must be decoded for it, that takes as long as at the end
+        of a picture."""
+        return self._look()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """Pictures, those of the first prompt first.
+
+    images:     Pillow's images
+    seeds:      of each picture; the same one gives the same picture again, alone or in any company
+    prompts:    what each picture shows: its prompt, or the name of its label
+    timings:    seconds by stage: "total" since the call began; "preprocess", "read" (prompts), "encode" (images to
+                begin with), "denoise", "decode" and "postprocess" in the steps that these pictures took part in; and
+                "steps", how many denoising steps there were
+    parameters: all that they were drawn with, defaults included
+    warnings:   sentences: a prompt was cut, something was not used
+    """
+
+    images: list[Image]
+    seeds: list[int]
+    prompts: list[str]
+    timings: dict[str, float]
+    parameters: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()

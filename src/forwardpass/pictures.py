@@ -99,13 +99,14 @@ class PictureEngine(Stepping):
     def _room(self, pictures: Sequence[Picture]) -> None:
         """What the largest step of one of these takes, and all that is kept of them meanwhile."""
         need, free = 0, config.available_memory()
-        factor = 1 if self.autoencoder is None else self.autoencoder.factor
+        one = self.autoencoder
+        factor, colours = (1, self._channels) if one is None else (one.factor, one.image_channels)
         for (height, width), halves in {(one.size, len(one.prompts)) for one in pictures}:
             if halves:
                 need = max(need, self.denoiser.activation_bytes([(height, width)] * halves))
             if self.autoencoder is not None:
                 need = max(need, self.autoencoder.activation_bytes(height, width))
-        kept = sum(one.size[0] * one.size[1] * (8 * self._channels + 3 * factor**2) for one in pictures)
+        kept = sum(one.size[0] * one.size[1] * (8 * self._channels + colours * factor**2) for one in pictures)
         if need + kept > free:
             height, width = max((one.size for one in pictures), key=lambda it: it[0] * it[1])
             raise CapacityError(

@@ -29,6 +29,7 @@ NEEDS = {
     "classify_image": "a head that labels images",
     "embed_image": "layers that read images",
     "zero_shot_image": "towers for images and for texts, and a tokenizer",
+    "draw": "a diffusion pipeline, a folder with a model_index.json",
     "logits": "a head, of any kind",
     "hidden_states": "a model that reads texts",
 }

@@ -38,7 +38,7 @@ def _in_thread(method: Callable[Concatenate[Any, P], R]
     async def call(self: AsyncModel, *args: P.args, **given: P.kwargs) -> R:
         terms = self._terms()
         try:
-            return await self._run(terms, partial(method, self.model, *args, **given))
+            return await self._run(terms, partial(getattr(self.model, method.__name__), *args, **given))
         except asyncio.CancelledError:
             terms.cancel()
             raise
@@ -122,6 +122,7 @@ class AsyncModel:
     logits = _in_thread(Model.logits)
     hidden_states = _in_thread(Model.hidden_states)
     score = _in_thread(Model.score)
+    draw = _in_thread(Model.draw)
 
     def similarity(self, vectors: np.ndarray, others: np.ndarray) -> np.ndarray:
         """See Model.similarity; it computes at once."""

@@ -12,7 +12,7 @@ from forwardpass.errors import ParameterError, UnknownModelError
 from forwardpass.scheduler.limits import TokensInFlight
 from forwardpass.scheduler.shared import SharedBudget
 from forwardpass.tasks.memory_plan import MemoryPlan, plan_memory
-from forwardpass.tasks.model import Model, open_named, thread_count
+from forwardpass.tasks.model import Model, model_of, open_named, thread_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Host:
             self.plan: MemoryPlan = plan_memory(found, kv_memory)
             budget = SharedBudget(self.plan.kv)
             for name, opened in found.items():
-                self.models[name] = Model(opened, budget=budget)
+                self.models[name] = model_of(opened, budget)
                 self.driver.attach(self.models[name].engine)
         except BaseException:
             self.close()

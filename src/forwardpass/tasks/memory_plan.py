@@ -29,14 +29,16 @@ WIDTHS = 16
 class ModelPlan:
     """weights: bytes in memory;  token_bytes: KV bytes of a position, at most, 0 = it keeps nothing;
     context: positions of its longest text;  tokens: positions that fit into the whole cache;
-    full: how many of its longest texts fit at the same time."""
+    full: how many of its longest texts fit at the same time;
+    picture: height and width in pixels of what it draws, and bytes that one such picture takes meanwhile."""
 
     name: str
     weights: int
     token_bytes: int
     context: int
-    tokens: int
-    full: int
+    tokens: int = 0
+    full: int = 0
+    picture: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ class MemoryPlan:
 
 
 def _line(one: ModelPlan) -> str:
+    if one.picture is not None:
+        height, width, nbytes = one.picture
+        return f"{one.name}: weights {size(one.weights)}, pictures of {width}x{height} pixels take {size(nbytes)} each"
     said = f"{one.name}: weights {size(one.weights)}, context {one.context:,} tokens; KV cache: "
     if not one.token_bytes:
         return said + "none, it only reads"
@@ -69,11 +74,11 @@ def plan_memory(models: Mapping[str, Any], kv_memory: int | str | None) -> Memor
     Raises CapacityError, which says what would fit, where there is not enough memory for it.
     """
     free = config.available_memory()
-    process = BASE_BYTES + max(_working(model.spec) for model in models.values())
+    process = BASE_BYTES + max(_working(model) for model in models.values())
     fits = max(0, free - process)
     kv = min(fits, int(free * KV_SHARE)) if kv_memory is None else _wanted(kv_memory)
-    if not any(model.network.groups for model in models.values()):
-        kv = 0  # they only read
+    if not any(model.network.groups for model in models.values() if not _draws(model)):
+        kv = 0  # they only read or draw
     elif kv > fits:
         raise CapacityError(
             f"a KV cache of {size(kv)} does not fit: {size(free)} of memory are free with all models loaded, and about "
@@ -88,8 +93,26 @@ def plan_memory(models: Mapping[str, Any], kv_memory: int | str | None) -> Memor
     return MemoryPlan(plans, kv, process, free)
 
 
-def _working(spec) -> int:
+def _draws(model: Any) -> bool:
+    """Whether it is an OpenedPipeline."""
+    return hasattr(model, "denoiser")
+
+
+def _picture(pipeline: Any) -> tuple[int, int, int]:
+    """See ModelPlan: of the size that it was trained at, with guidance."""
+    height, width = pipeline.denoiser.sample_size
+    need = pipeline.denoiser.activation_bytes([(height, width)] * 2)
+    if pipeline.autoencoder is None:
+        return height, width, need
+    factor = pipeline.autoencoder.factor
+    return height * factor, width * factor, max(need, pipeline.autoencoder.activation_bytes(height, width))
+
+
+def _working(model: Any) -> int:
     """Bytes that a step needs, at most, roughly."""
+    if _draws(model):
+        return _picture(model)[2]
+    spec = model.spec
     rows = IMAGE_ROWS if spec.images else STEP_TOKENS
     width = max(one.hidden_size for one in (spec, spec.images) if one)
     return 4 * (rows * WIDTHS * width + 2 * ANSWERS * spec.vocab_size)
@@ -112,11 +135,13 @@ def _context(model: Any) -> int:
 
 
 def _plan(name: str, model: Any, kv: int) -> ModelPlan:
+    if _draws(model):
+        return ModelPlan(name, model.weights_bytes, 0, 0, picture=_picture(model))
     network, context = model.network, _context(model)
     blocks = network.block_bytes()
     each = sum(blocks)
     if not each:
-        return ModelPlan(name, model.weights_bytes, 0, context, 0, 0)
+        return ModelPlan(name, model.weights_bytes, 0, context)
     # Where layers see a window, a long text holds no more than that and what a step adds.
     pages = [blocks_for(min(context, group.window + STEP_TOKENS + PAGE) if group.window else context)
              for group in network.groups]

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,21 +24,26 @@ from forwardpass.stages.project import project
 from forwardpass.tasks.abilities import abilities, require
 from forwardpass.tasks.answering import Answering
 from forwardpass.tasks.generating import Generating
+from forwardpass.tasks.loaded import Loaded
 from forwardpass.tasks.opening import Opened, open_model
 from forwardpass.tasks.reading import Reading
 from forwardpass.tasks.seeing import Seeing
 from forwardpass.tasks.texts import label_scores, reader, text_scores
+
+if TYPE_CHECKING:
+    from forwardpass.tasks.drawing import DrawingModel
+    from forwardpass.tasks.pipeline import OpenedPipeline
 
 KV_SHARE = 0.5
 """Part of the machine's free memory that the KV cache may grow to."""
 
 
 def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = "auto", threads: int | None = None,
-         device: str = "cpu", progress=None) -> Model:
-    """Load a model and return it ready to answer.
+         device: str = "cpu", progress=None) -> Model | DrawingModel:
+    """Load a model and return it ready to answer, or ready to draw if it is a diffusion pipeline.
 
-    model:    a path (GGUF file, Hugging Face directory, packed file), a name of the catalogue (fetched if absent) or
-              "hf:org/name"
+    model:    a path (GGUF file, Hugging Face or diffusers directory, packed file), a name of the catalogue (fetched if
+              absent) or "hf:org/name"
     dtype:    "auto" (as stored), "float32" (the reference mode), "bfloat16", "int4", or eight-bit weights with fifteen-
               or eight-bit activations: "w8a16", "w8a8"; "int8" is the first for models that generate, else the second
     kv_dtype: "auto" (float32 in the reference mode, else bfloat16), "float32", "bfloat16" or "int8"
@@ -50,25 +55,38 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
     """
     if device != "cpu":
         raise ParameterError(f'device must be "cpu", not {device!r}')
-    return Model(open_named(model, dtype, kv_dtype, lambda: NativeBackend(thread_count(threads)), progress))
+    return model_of(open_named(model, dtype, kv_dtype, lambda: NativeBackend(thread_count(threads)), progress))
 
 
 def open_named(model: str | os.PathLike[str], dtype: str, kv_dtype: str, backend: Callable[[], NativeBackend],
-           progress=None) -> Opened:
+               progress=None) -> Opened | OpenedPipeline:
     """A model in memory. The arguments are those of load(); backend: called once they are known to be right."""
     from forwardpass import catalog
 
     check_dtype("dtype", dtype, DTYPES)
     check_dtype("kv_dtype", kv_dtype, KV_DTYPES)
-    path = catalog.resolve(model, progress)
+    path = Path(catalog.resolve(model, progress))
     packing = None if progress is None else lambda done, total: progress("packing", done, total)
     collecting = gc.isenabled()
     gc.disable()  # a vocabulary is a hundred thousand strings and no garbage: looking for some takes a third of a load
     try:
-        return open_model(Path(path), dtype, kv_dtype, backend(), packing)
+        if (path / "model_index.json").is_file():
+            from forwardpass.tasks.pipeline import open_pipeline  # programs that only read and write texts do without
+
+            return open_pipeline(path, dtype, kv_dtype, backend(), packing)
+        return open_model(path, dtype, kv_dtype, backend(), packing)
     finally:
         if collecting:
             gc.enable()
+
+
+def model_of(opened: Opened | OpenedPipeline, budget: SharedBudget | None = None) -> Model | DrawingModel:
+    """A model with its engine. budget: of several models (see Engine); None = this one is alone."""
+    if isinstance(opened, Opened):
+        return Model(opened, budget)
+    from forwardpass.tasks.drawing import DrawingModel
+
+    return DrawingModel(opened, budget)
 
 
 def thread_count(threads: int | None) -> int:
@@ -82,7 +100,7 @@ def thread_count(threads: int | None) -> int:
     return min(wanted, usable)
 
 
-class Model(Generating, Reading, Seeing, Answering):
+class Model(Loaded, Generating, Reading, Seeing, Answering):
     """A loaded model. May be used from several threads: their requests share steps.
 
     tokenizer: text to ids and back (None if the checkpoint has none);  spec: the model as data;
@@ -110,9 +128,9 @@ class Model(Generating, Reading, Seeing, Answering):
         self.tasks = abilities(self.spec, self.settings, self.tokenizer, self.generation)
         self.told: set[str] = set()  # what the user has been warned of once and for all
         blocks = _kv_blocks(opened.network) if budget is None else None
-        self._engine: Engine | None = Engine(opened.network, opened.facts, opened.tokenizer, blocks, budget)
+        self._engine = Engine(opened.network, opened.facts, opened.tokenizer, blocks, budget)
         for sentence in opened.warnings:
-            warnings.warn(sentence, stacklevel=3)
+            warnings.warn(sentence, stacklevel=4)
 
     # ---- tasks
 
@@ -181,6 +199,10 @@ class Model(Generating, Reading, Seeing, Answering):
         count = len(ids) - 1
         return Score(total, math.exp(min(-total / count, 700.0)), count)
 
+    def draw(self, prompt: Any, **params: Any):
+        """Pictures: see DrawingModel.draw, which load() gives for a diffusion pipeline. No other model can."""
+        require(self, "draw")
+
     def explain(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], **params: Any):
         """Answer, and report where the time went: by stage and operation, against this machine's limits.
 
@@ -193,25 +215,10 @@ class Model(Generating, Reading, Seeing, Answering):
 
     # ---- life
 
-    @property
-    def engine(self) -> Engine:
-        engine = self._engine  # read once: another thread may close the model
-        if engine is None:
-            raise ParameterError("the model is closed; load it again to use it")
-        return engine
-
     def close(self) -> None:
         """End all requests and free the model's memory. Closing twice is harmless."""
-        engine = self._engine
-        if engine is not None:
-            engine.close()
-            self._engine = self.network = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        super().close()
+        self.network = None
 
     def __repr__(self) -> str:
         return f"<forwardpass.Model {self.path.name}: {self.spec.family}, {len(self.spec.layers)} layers, {self.dtype}>"
