@@ -165,7 +165,7 @@ PICTURES: dict[str, tuple[Callable[[], Data], Callable, tuple[float, float]]] = 
 }
 
 
-def main() -> None:
+def save(pictures: dict) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -173,7 +173,7 @@ def main() -> None:
     from PIL import Image, PngImagePlugin
 
     IMAGES.mkdir(exist_ok=True)
-    for name, (numbers, draw, size) in PICTURES.items():
+    for name, (numbers, draw, size) in pictures.items():
         figure = pyplot.figure(figsize=size, layout="constrained")
         figure.colours = lambda share: matplotlib.colormaps["viridis"](0.9 * share)
         data = numbers()
@@ -190,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    save(PICTURES)

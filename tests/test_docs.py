@@ -35,7 +35,10 @@ def plots():
         patch.setitem(sys.modules, "tables", tables)
         patch.setitem(sys.modules, "matplotlib", None)
         patch.setattr(sys, "path", [*sys.path])
-        return script("plot_positions")
+        plots = script("plot_positions")
+        patch.setitem(sys.modules, "plot_positions", plots)
+        plots.noise = script("plot_noise")
+        return plots
 
 
 @pytest.mark.parametrize("path", tables.BLOCKS, ids=lambda path: path.name)
@@ -86,6 +89,7 @@ def test_pictures_are_of_these_numbers(plots):
              for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text("utf-8"))}
     serving = script("plot_serving")
     digests = {name: (plots.digest(numbers()), "plot_positions") for name, (numbers, _, _) in plots.PICTURES.items()}
+    digests |= {name: (plots.digest(numbers()), "plot_noise") for name, (numbers, _, _) in plots.noise.PICTURES.items()}
     digests[serving.PICTURE] = serving.digest(serving.result()), "plot_serving"
     assert shown == set(plots.IMAGES.iterdir()) == {plots.IMAGES / name for name in digests}
     for name, (digest, made_by) in digests.items():
@@ -105,6 +109,15 @@ def test_wavelengths(plots):
         ratio = data[name] / data["default"]
         assert np.isclose(ratio[0], 1) and np.isclose(ratio[-1], 8) and (np.diff(ratio) > -1e-5).all(), name
     assert len(data["proportional"]) == 16 and np.array_equal(data["proportional"], data["default"][:16])
+
+
+def test_noise_schedules(plots):
+    data = plots.noise.numbers()
+    assert data["leading, offset 1"].tolist() == [901, 801, 701, 601, 501, 401, 301, 201, 101, 1]
+    assert data["trailing"].tolist() == [999, 899, 799, 699, 599, 499, 399, 299, 199, 99]
+    assert data["linspace"].tolist() == [999, 888, 777, 666, 555, 444, 333, 222, 111, 0]
+    assert data["Karras"][0] == 999 and data["Karras"][-1] == 0 and (np.diff(data["Karras"]) < 0).all()
+    assert data["the same, rescaled to zero"][-1] == 0 < data["squaredcos_cap_v2 (tiny-dit)"][-1] < 1e-4
 
 
 def test_biases(plots):
