@@ -68,3 +68,35 @@ def nearest(images: np.ndarray, among: np.ndarray) -> np.ndarray:
         squares = (ours**2).sum(1)[:, None] + (theirs**2).sum(1)[None] - 2 * ours @ theirs.T
         best = np.minimum(best, squares.min(1))
     return np.sqrt(np.maximum(best, 0) / ours.shape[1])
+
+
+PROBE = Path(__file__).with_name("fashion_probe.npy")
+
+
+def _features(pixels: np.ndarray) -> np.ndarray:
+    """Means of 2 x 2 pixels, 0..1, and a 1: float64 [n, 197]."""
+    small = pixels.reshape(len(pixels), 14, 2, 14, 2).mean((2, 4)).reshape(len(pixels), -1) / 255
+    return np.hstack([small, np.ones((len(pixels), 1))])
+
+
+def probe(pixels: np.ndarray) -> np.ndarray:
+    """Labels of uint8 [n, 28, 28] by linear discriminants of the real training images, kept in a file of 4 KB.
+
+    Right on 79% of the held-out images: a rough judge, but one that needs neither the data set nor torch.
+    """
+    return (_features(pixels) @ np.load(PROBE, allow_pickle=False).astype(np.float64)).argmax(1)
+
+
+def _make_probe() -> None:
+    pixels, labels = images("train")
+    features = _features(pixels)[:, :-1]
+    means = np.stack([features[labels == label].mean(0) for label in range(10)])
+    within = np.cov((features - means[labels]).T) + 1e-4 * np.eye(features.shape[1])
+    directions = np.linalg.solve(within, means.T)
+    weights = np.vstack([directions, -0.5 * (means.T * directions).sum(0)])
+    np.save(PROBE, weights.astype(np.float16))
+    print(f"held-out images: {(probe(images('t10k')[0]) == images('t10k')[1]).mean():.3f}")
+
+
+if __name__ == "__main__":
+    _make_probe()
