@@ -41,12 +41,16 @@ def _filled(model, seed: int):
 
 def load(model, directory: Path, dtype: str = "float32", kv_dtype: str = "float32", threads: int = 2, isa=None):
     """The same model here, by way of its files: a UNet or an Autoencoder."""
+    model.save_pretrained(directory)
+    return open_files(directory, dtype, kv_dtype, threads, isa)
+
+
+def open_files(directory: Path, dtype: str, kv_dtype: str = "float32", threads: int = 2, isa=None):
     from forwardpass.backends.native import NativeBackend
     from forwardpass.models import components
     from forwardpass.models.loading import load_weights
     from forwardpass.weights.safetensors import open_safetensors
 
-    model.save_pretrained(directory)
     config = json.loads((directory / "config.json").read_text())
     component, spec = components.read_spec(config, components.DENOISERS | components.AUTOENCODERS, "config.json")
     with open_safetensors(directory) as source:
