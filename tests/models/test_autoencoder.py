@@ -126,7 +126,8 @@ def test_bad_input_stops_before_anything_is_computed(made):
     _, ours = made("two levels")
     for bad, words in ((np.zeros((4, 4, 3), np.float32), "latents must be"), (np.zeros((4, 4, 4)), "float64"),
                        (np.zeros((4, 4), np.float32), r"\[4, 4\]"), (None, "NoneType"),
-                       (np.zeros((0, 4, 4), np.float32), "0 x 4"), (np.zeros((1024, 257, 4), np.float32), "1024 x 257")):
+                       (np.zeros((0, 4, 4), np.float32), "0 x 4"),
+                       (np.zeros((1024, 257, 4), np.float32), "1024 x 257")):
         with pytest.raises(ParameterError, match=words):
             ours.decode(bad)
     for bad, words in ((np.zeros((4, 5, 3), np.float32), "multiples of 2, not 4 x 5"),
