@@ -9,14 +9,24 @@ from forwardpass.models.arena import Planner, rows_by_level
 
 
 class Program:
-    """Records what a planner passes on, and keeps the memory of a run."""
+    """Records what a planner passes on, and keeps the memory of a run. Linear operations run together where they follow
+    one another."""
 
-    def __init__(self):
-        self.widths, self.operations, self.memory = [], [], {}
+    def __init__(self, *passed):
+        self.widths, self.operations, self.memory, self.kept = [], [], {}, passed
 
     def buffer(self, width, space=0):
         self.widths.append(width)
         return len(self.widths) - 1
+
+    def moments(self):
+        found = [0]
+        for a, b in itertools.pairwise(self.operations):
+            found.append(found[-1] + (a[0] != "linear" or b[0] != "linear"))
+        return found
+
+    def passed(self):
+        return self.kept
 
     def run(self, rows, *, sizes, bound, **facts):
         self.rows, self.facts, self.memory = rows, facts, dict(bound)
@@ -53,14 +63,17 @@ def test_a_chain_of_convolutions_needs_two_images():
     assert all(one[0] % 64 == 0 for buffer, one in found.items() if buffer != source)
 
 
-def test_operations_that_go_row_by_row_are_one_moment():
-    """A thread may be at the last of them while another is at the first."""
-    planner = Planner(Program())
+@pytest.mark.parametrize("passed", [(), (1, 2)])
+def test_operations_of_one_moment_share_nothing(passed):
+    """A thread may be at the last of them while another is at the first. What they only pass on has no place."""
+    planner = Planner(Program(*passed))
     a, b, c, d = (planner.buffer(8) for _ in range(4))
     planner.linear(a, b, [], norm=None, label="")
     planner.linear(b, c, [], norm=None, label="")
     planner.linear(c, d, [], norm=None, label="")
-    assert planner.bytes((10,)) == 4 * 320
+    assert planner.bytes((10,)) == (4 - len(passed)) * 320
+    planner.run(np.array([[2, 5]], np.int32), 1, {})
+    assert set(planner.program.memory) == {0, 1, 2, 3} - set(passed)
 
 
 def test_what_a_step_adds_counts_and_small_spaces_have_their_own_memory():

@@ -54,13 +54,12 @@ def inputs(ours, sizes=SIZES):
 
 def reference(model, latent, step, text, number):
     import torch
-    from diffusers import StableDiffusionPipeline
+    from diffusers.models.embeddings import get_timestep_embedding
 
     more = {}
     if model.config.time_cond_proj_dim:
-        scale = torch.tensor([GUIDANCE[number] - 1.0])
-        more["timestep_cond"] = StableDiffusionPipeline.get_guidance_scale_embedding(
-            None, scale, embedding_dim=model.config.time_cond_proj_dim)
+        scale = torch.tensor([(GUIDANCE[number] - 1) * 1000])
+        more["timestep_cond"] = get_timestep_embedding(scale, model.config.time_cond_proj_dim)
     return tiny_unets.predicted(model, latent, float(step), text, **more)
 
 

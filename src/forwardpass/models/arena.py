@@ -15,28 +15,22 @@ import numpy as np
 
 from forwardpass.backends.protocol import Program
 
-_APART = ("conv", "group_norm", "attention", "context_attention")
-"""Before and after these no thread of a run is still at an earlier operation, or already at a later one: they read what
-others have computed. In between threads may go through operations row by row, each at its own pace, so that all of those
-are one moment: what one of them reads must not lie where another writes."""
 _ALIGN = 16
 """Floats; a cache line."""
 _KEPT_PLANS = 64
 
 
 class Planner:
-    """Records operations onto a program, as that would, and notes when each buffer is used.
-
-    Every number among the positional arguments of an operation, and `by`, is a buffer.
-    """
+    """Records operations onto a program, as that would, and notes which buffers each of them uses: all whole numbers
+    among its arguments that have no name, and `by`."""
 
     def __init__(self, program: Program):
         self.program = program
         self.widths: dict[int, int] = {}
         self.spaces: dict[int, int] = {}
         self._bound: set[int] = set()
-        self._spans: dict[int, tuple[int, int]] = {}
-        self._moment = 0
+        self._used: list[list[int]] = []
+        self._spans: dict[int, tuple[int, int]] | None = None
         self._plans: dict[tuple[int, ...], tuple[dict[int, int], int]] = {}
         self._memory = np.empty(0, np.float32)
 
@@ -55,26 +49,34 @@ class Planner:
     def __getattr__(self, operation: str) -> Callable[..., None]:
         record = getattr(self.program, operation)
 
-        def recorded(*buffers: Any, **facts: Any) -> None:
-            self._moment += operation in _APART
-            for buffer in (*buffers, facts.get("by")):
-                if type(buffer) is int:
-                    self._spans[buffer] = (self._spans.get(buffer, (self._moment,))[0], self._moment)
-            self._moment += operation in _APART
-            record(*buffers, **facts)
+        def recorded(*arguments: Any, **facts: Any) -> None:
+            self._used.append([one for one in (*arguments, facts.get("by")) if type(one) is int])
+            record(*arguments, **facts)
 
         return recorded
 
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """When all is recorded: for each buffer that is to have a place, the first and the last moment (see
+        Program.moments) of its use. Those of other spaces than levels are small and have none."""
+        if self._spans is None:
+            spans: dict[int, tuple[int, int]] = {}
+            for moment, buffers in zip(self.program.moments(), self._used, strict=True):
+                for buffer in buffers:
+                    spans[buffer] = (spans.get(buffer, (moment,))[0], moment)
+            left_out = {*self._bound, *self.program.passed()}
+            self._spans = {buffer: span for buffer, span in spans.items()
+                           if self.spaces[buffer] >= 0 and buffer not in left_out}
+        return self._spans
+
     def plan(self, rows: tuple[int, ...]) -> tuple[dict[int, int], int]:
-        """rows: of each level. Returns (buffer -> where it begins, length of the whole), in floats. Only buffers of
-        levels have a place; those of other spaces are small."""
+        """rows: of each level. Returns (buffer -> where it begins, length of the whole), in floats."""
         found = self._plans.get(rows)
         if found is None:
             if len(self._plans) >= _KEPT_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             found = self._plans[rows] = _places({
-                buffer: (rows[self.spaces[buffer]] * self.widths[buffer], *span) for buffer, span in self._spans.items()
-                if self.spaces[buffer] >= 0 and buffer not in self._bound})
+                buffer: (rows[self.spaces[buffer]] * self.widths[buffer], *span)
+                for buffer, span in self.spans().items()})
         return found
 
     def bytes(self, rows: tuple[int, ...]) -> int:
