@@ -247,7 +247,9 @@ def test_what_a_model_cannot_do(models):
     for call, said in ((lambda: models["dinov2"].classify_image(PHOTOS[0]), "which needs a head that labels images"),
                        (lambda: models["vit"].zero_shot_image(PHOTOS[0], ["a"]), "which needs towers"),
                        (lambda: models["vit"].embed("a text"), "can classify_image, embed_image"),
-                       (lambda: models["vit"].generate([1, 2]), "can classify_image, embed_image")):
+                       (lambda: models["vit"].generate([1, 2]), "can classify_image, embed_image"),
+                       (lambda: models["vit"].stream("a text"), "can classify_image, embed_image"),
+                       (lambda: models["vit"].hidden_states([1]), "can classify_image, embed_image")):
         with pytest.raises(UnsupportedModelError, match=said):
             call()
 

@@ -4,10 +4,11 @@
     python tools/train_fashion_head/train.py --images 1000 --out /tmp/head
 
 Images of Fashion-MNIST's training set (Xiao et al., arXiv:1708.07747; Debian's package dataset-fashion-mnist) go
-through the catalogue's dinov2-small as the preprocessor_config.json of fashion-dinov2 says. Their class tokens and means
-of patches, side by side, are what transformers' Dinov2ForImageClassification gives its head. The head is multinomial
-logistic regression on columns of mean 0 and deviation 1, which are then folded into it. How strongly it is regularised
-is chosen on a fifth of the training images; the test set is looked at once, for the figure that is printed.
+through the catalogue's dinov2-small as the preprocessor_config.json of fashion-dinov2 says: at 112 pixels, a quarter of
+the work that 224 take. Their class tokens and means of patches, side by side, are what Dinov2ForImageClassification
+gives its head in transformers, too. The head is multinomial logistic regression on columns of mean 0 and deviation 1,
+which are then folded into it. How strongly it is regularised is chosen on a fifth of the training images; the test set
+is looked at once, for the figure that is printed.
 The same --seed, number of images and --dtype give the same head.
 """
 

@@ -61,6 +61,7 @@ class Generating:
 
     def begin_generate(self, prompt: Prompt, **params: Any) -> Asked:
         started = perf_counter()
+        require(self, "generate")
         prompts, single = self._prompts(prompt)
         return Asked(self.engine, self._requests(prompts, self._params(params), params, started), single)
 
@@ -70,6 +71,7 @@ class Generating:
 
     def begin_stream(self, prompt: str | Sequence[int], **params: Any) -> Asked:
         started = perf_counter()
+        require(self, "stream")
         prompts, single = self._prompts(prompt)
         if not single:
             raise ParameterError("stream takes one prompt; call it once for each, or generate() for a list")

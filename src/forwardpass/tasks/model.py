@@ -16,7 +16,7 @@ from forwardpass import config
 from forwardpass.backends.native import NativeBackend
 from forwardpass.contracts import Hidden, Score
 from forwardpass.engine import EncoderText, Engine
-from forwardpass.errors import ParameterError, UnsupportedModelError
+from forwardpass.errors import ParameterError
 from forwardpass.quant.formats import DTYPES, KV_DTYPES, check_dtype
 from forwardpass.scheduler.shared import SharedBudget
 from forwardpass.stages.preprocess import check_ids
@@ -159,8 +159,7 @@ class Model(Loaded, Generating, Reading, Seeing, Answering):
                       source_ids: Sequence[int] | None = None) -> np.ndarray:
         """float32 [tokens, hidden_size] after the final norm. No tokens are added. The arguments are those of `logits`;
         an encoder-decoder without source_ids gives the states of its encoder."""
-        if self.spec.patches:
-            raise UnsupportedModelError(f"{self.path} reads images, not texts; use embed_image or classify_image")
+        require(self, "hidden_states")
         if token_types is not None or (self.spec.encoder and source_ids is None):
             _no_source(source_ids)
             return self._read(token_ids, token_types, lambda hidden: hidden.values.copy())
