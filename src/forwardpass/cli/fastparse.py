@@ -16,7 +16,7 @@ def parse(arguments: list[str]) -> tuple[Command, dict] | None:
     if command is None:
         return None
     values = command.defaults()
-    by_flag = {option.flag: option for option in command.options}
+    by_flag = {flag: option for option in command.options for flag in (option.flag, option.short)}
     words: list[str] = []
     rest = iter(arguments[1:])
     for word in rest:

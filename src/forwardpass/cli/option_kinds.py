@@ -10,13 +10,14 @@ DEFAULT_MODEL = "smollm2-135m"
 
 class Option:
     """--name VALUE. A flag takes no value; a tristate has --name and --no-name, and None when neither was given;
-    texts and ints may be repeated and give a list."""
+    texts and ints may be repeated and give a list. short: another spelling, "-x", or ""."""
 
-    __slots__ = ("default", "flag", "help", "kind", "name")
+    __slots__ = ("default", "flag", "help", "kind", "name", "short")
 
-    def __init__(self, name: str, kind: str, help: str, default=None):
+    def __init__(self, name: str, kind: str, help: str, default=None, short: str = ""):
         self.name = name
         self.flag = "--" + name.replace("_", "-")
+        self.short = short
         self.kind = kind
         self.help = help
         self.default = False if kind == FLAG else default

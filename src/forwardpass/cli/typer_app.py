@@ -81,7 +81,7 @@ def _function(command: Command, receive):
         kind = list[str] | None if argument.many else str
         parameters.append(_parameter(argument.name, Annotated[kind, about], default))
     for option in command.options:
-        names = [option.flag]
+        names = [option.flag, option.short] if option.short else [option.flag]
         if option.kind == TRISTATE:
             names = [f"{option.flag}/--no-{option.flag[2:]}"]
         default = command.default(option)

@@ -1,0 +1,39 @@
+"""Pictures side by side, enlarged without blurring, and one after another: what people look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from forwardpass.errors import ParameterError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_SHEET_PIXELS = 200_000_000
+
+
+def enlarged(image: Image, scale: int) -> Image:
+    """Each pixel becomes scale x scale of the same colour."""
+    from PIL.Image import Resampling
+
+    return image if scale == 1 else image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
+
+
+def sheet(images: Sequence[Image], columns: int, scale: int = 1) -> Image:
+    """All pictures on one, row by row, each in the upper left of a cell as large as the largest; black around them.
+
+    Raises ParameterError if that would be more than MAX_SHEET_PIXELS.
+    """
+    from PIL import Image as pillow
+
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    width, height = (max(getattr(one, edge) for one in images) * scale for edge in ("width", "height"))
+    if width * columns * height * rows > MAX_SHEET_PIXELS:
+        raise ParameterError(f"a sheet of {columns} x {rows} pictures of {width} x {height} pixels is too large: at "
+                             f"most {MAX_SHEET_PIXELS:,} pixels; draw fewer together, or separate files")
+    out = pillow.new(images[0].mode, (width * columns, height * rows))
+    for number, image in enumerate(images):
+        out.paste(enlarged(image, scale), (number % columns * width, number // columns * height))
+    return out
