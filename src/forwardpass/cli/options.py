@@ -337,7 +337,7 @@ COMMANDS: tuple[Command, ...] = (
             Option("negative_prompt", TEXT, "What to lead pictures away from."),
             Option("height", INT, "In pixels (default: the model's)."),
             Option("width", INT, "In pixels (default: the model's)."),
-            Option("seed", INT, "Of the first picture of each prompt; the next ones follow (default: drawn, told)."),
+            *(option for option in SAMPLING if option.name == "seed"),
             Option("image", TEXT, "A picture to begin with, instead of noise."),
             Option("strength", FLOAT, "How much of it is drawn anew, above 0 and up to 1 (default 0.8)."),
             Option("scheduler", TEXT, "Another method, by diffusers' name, such as DPMSolverMultistepScheduler."),
