@@ -19,7 +19,7 @@ LIMITS = {
 }
 
 
-ABSENT = {("encode", op) for op in STAGES["encode"]}
+ABSENT = {(stage, op) for stage in ("encode", "see") for op in STAGES[stage]}
 ABSENT |= {("decode", op) for op in ("experts", "cross_q", "cross", "cross_out")}
 """What the real model has not."""
 

@@ -108,7 +108,7 @@ def stage_costs(spec: ModelSpec, nbytes: Mapping[str, int], rows: Sequence[int],
     """
     if wanted is None:
         wanted = sum(rows) if spec.head.task == "tags" else len(rows)
-    costs = {stage: dict.fromkeys(ops, Cost()) for stage, ops in STAGES.items()}
+    costs = {stage: dict.fromkeys(ops, Cost()) for stage, ops in STAGES.items() if stage != "see" or images}
     if encoded:
         inner, part = spec.encoder, _encoder_bytes(spec, nbytes)
         costs["encode"] |= _matrices(inner, part, sum(encoded), 0) | {
