@@ -134,7 +134,8 @@ def test_experts_by_hand(rows, distinct):
 def test_stages_and_ops_are_complete(real):
     spec, nbytes, _ = real
     step = costs.stage_costs(spec, nbytes, [1], [0])
-    assert {stage: tuple(ops) for stage, ops in step.items()} == costs.STAGES
+    wanted = {stage: ops for stage, ops in costs.STAGES.items() if stage != "see"}  # it has no vision tower
+    assert {stage: tuple(ops) for stage, ops in step.items()} == wanted
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 8])
