@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -101,9 +102,11 @@ class PictureEngine(Stepping):
         need, free = 0, config.available_memory()
         one = self.autoencoder
         factor, colours = (1, self._channels) if one is None else (one.factor, one.image_channels)
-        for (height, width), halves in {(one.size, len(one.prompts)) for one in pictures}:
+        kinds = Counter((one.size, one.rows, len(one.prompts)) for one in pictures)
+        for ((height, width), rows, halves), count in kinds.items():
             if halves:
-                need = max(need, self.denoiser.activation_bytes([(height, width)] * halves))
+                at_once = halves * max(1, min(count, self.scheduler.step_rows // rows))
+                need = max(need, self.denoiser.activation_bytes([(height, width)] * at_once))
             if self.autoencoder is not None:
                 need = max(need, self.autoencoder.activation_bytes(height, width))
         kept = sum(one.size[0] * one.size[1] * (8 * self._channels + colours * factor**2) for one in pictures)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from forwardpass.contracts import Completion
+from forwardpass.contracts import Completion, Drawing
 from forwardpass.explain import measured
 from forwardpass.explain.machine import read_limit
 from forwardpass.explain.verdict import Line, verdict
@@ -19,18 +19,20 @@ NOTICEABLE = 1e-3
 @dataclass(frozen=True)
 class Report:
     """lines: one for each phase, stage and operation;  verdict: one sentence;  limits: as explain.machine measured;
-    completion: the answer, None where the text was only read."""
+    completion: the answer, or the pictures; None where the text was only read;  notes: sentences on what was done."""
 
-    completion: Completion | None
+    completion: Completion | Drawing | None
     lines: tuple[Line, ...]
     limits: dict
     verdict: str
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict:
         return {
             "lines": [{**asdict(line), "of_limit": line.of_limit} for line in self.lines],
             "limits": self.limits,
             "verdict": self.verdict,
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def __str__(self) -> str:
@@ -49,7 +51,7 @@ class Report:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         sides = [str.ljust] * 3 + [str.rjust] * (len(widths) - 3)
         text = ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, widths, strict=True)) for row in rows]
-        return "\n".join([line.rstrip() for line in text] + ["", self.verdict])
+        return "\n".join([line.rstrip() for line in text] + ["", *self.notes, self.verdict])
 
 
 def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
@@ -59,7 +61,6 @@ def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
     read images take one in any form that classify_image does; where texts are read, too, a str is a text.
     """
     engine, network = model.engine, model.network  # a closed model says so before anything is measured
-    limits = measured.measured()
     network.backend.timed, engine.noted = True, []
     network.reset_timings()
     try:
@@ -68,12 +69,19 @@ def explain(model, prompt: Any, params: dict[str, Any]) -> Report:
             None, _read(model, engine, prompt, params))
     finally:
         network.backend.timed, engine.noted = False, None
+    return reported(model, completion, counted)
+
+
+def reported(model, answer: Completion | Drawing | None, counted: list[Counted], notes: tuple[str, ...] = (),
+             drawing: bool = False) -> Report:
+    """What was counted, against the machine's limits. drawing: the advice is for pictures."""
+    limits = measured.measured()
     lines = _against(counted, limits, model)
     if any(line.of_limit and line.of_limit > 1 and line.seconds > NOTICEABLE for line in lines):
         # Nothing is faster than possible: the kept limits were measured while the machine was busier.
         limits = measured.measured(again=True)
         lines = _against(counted, limits, model)
-    return Report(completion, lines, limits, verdict(lines))
+    return Report(answer, lines, limits, verdict(lines, drawing), notes)
 
 
 def _answer(model, engine, prompt: Any, params: dict[str, Any]) -> tuple[Completion, list[Counted]]:
@@ -125,7 +133,7 @@ class Counted:
 def _against(counted: list[Counted], limits: dict, model) -> tuple[Line, ...]:
     """The same, with the least seconds that this machine needs for it."""
     rate = limits["matrix_ops_s"]
-    attention = rate["float32" if model.network.kv_dtype == "float32" else "bfloat16"]
+    attention = rate["float32" if model.kv_dtype == "float32" else "bfloat16"]
     lines = []
     for one in counted:
         read = read_limit(limits, one.step_bytes)

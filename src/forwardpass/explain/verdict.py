@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of a report: an operation of a stage within a phase ("prompt" and "answer", or "text").
+    """One row of a report: an operation of a stage within a phase ("prompt" and "answer", or "text"; of pictures
+    "read", "encode", "denoise" and "decode").
 
     seconds: measured;  bytes, flops: what it had to move and compute;
     read_s, compute_s: the least seconds this machine needs for those bytes and for those operations.
@@ -45,15 +46,30 @@ _OUTSIDE_STAGES = {
 }
 
 
-def verdict(lines: Sequence[Line]) -> str:
-    """What bounded the run, and what would change it."""
+_DRAWING = {
+    "attention": "draw smaller pictures: its work grows with the square of their pixels.",
+    "memory": "use fewer bits a weight, or draw several pictures at once, which share one reading of the weights.",
+    "arithmetic": 'take fewer steps (scheduler="DPMSolverMultistepScheduler" needs about 20), draw smaller pictures, '
+                  "or use int8 weights.",
+}
+_WRITING = {
+    "attention": 'shorten the context, or halve its bytes with kv_dtype="int8".',
+    "memory": "use fewer bits a weight, or batch requests, which share one reading of the weights.",
+    "arithmetic": "use a smaller model, a shorter prompt or int8 weights.",
+}
+"""What to do about each bound: of pictures, and of texts."""
+
+
+def verdict(lines: Sequence[Line], drawing: bool = False) -> str:
+    """What bounded the run, and what would change it. drawing: the run was of pictures."""
+    advice = _DRAWING if drawing else _WRITING
     total = sum(line.seconds for line in lines)
     if total <= 0:
         return "Nothing was measured."
-    for stage, (what, advice) in _OUTSIDE_STAGES.items():
+    for stage, (what, then) in _OUTSIDE_STAGES.items():
         share = sum(line.seconds for line in lines if line.stage == stage) / total
-        if share >= OUTSIDE:
-            return f"{what.capitalize()} took {share:.0%} of the time: {advice}."
+        if share >= OUTSIDE and not (drawing and stage == "postprocess"):
+            return f"{what.capitalize()} took {share:.0%} of the time: {then}."
     phase = max({line.phase for line in lines}, key=lambda p: sum(one.seconds for one in lines if one.phase == p))
     inside = [line for line in lines if line.phase == phase and line.limit_s]
     spent = sum(line.seconds for line in inside)
@@ -63,14 +79,12 @@ def verdict(lines: Sequence[Line]) -> str:
     attention = sum(line.seconds for line in inside if line.op == "attention") / spent
     what = f"The {phase} phase ({sum(one.seconds for one in lines if one.phase == phase) / total:.0%} of the time)"
     if attention >= 0.5:
-        return (f"{what} is bound by attention over a long context ({attention:.0%} of it): "
-                'shorten the context, or halve its bytes with kv_dtype="int8".')
+        over = "all pixels of a picture" if drawing else "a long context"
+        return f"{what} is bound by attention over {over} ({attention:.0%} of it): {advice['attention']}"
     if read >= compute and read / spent >= NEAR:
-        return (f"{what} is bound by memory bandwidth ({read / spent:.0%} of this machine's limit): "
-                "use fewer bits a weight, or batch requests, which share one reading of the weights.")
+        return f"{what} is bound by memory bandwidth ({read / spent:.0%} of this machine's limit): {advice['memory']}"
     if compute > read and compute / spent >= NEAR:
-        return (f"{what} is bound by arithmetic ({compute / spent:.0%} of this machine's limit): "
-                "use a smaller model, a shorter prompt or int8 weights.")
+        return f"{what} is bound by arithmetic ({compute / spent:.0%} of this machine's limit): {advice['arithmetic']}"
     least = "memory bandwidth" if read >= compute else "arithmetic"
     return (f"{what} reached {max(read, compute) / spent:.0%} of the limit that {least} sets: "
             "the kernels or a busy machine hold it back, not the model's size.")

@@ -9,6 +9,7 @@ import numpy as np
 from forwardpass.errors import ParameterError
 from forwardpass.models import unet_blocks, unet_costs
 from forwardpass.models.blocks import Weights
+from forwardpass.models.costs import Cost
 from forwardpass.models.unet import described
 from forwardpass.models.unet_blocks import RecordedImages
 from forwardpass.models.unet_spec import AutoencoderSpec
@@ -81,6 +82,11 @@ class Autoencoder:
     def reset_timings(self) -> None:
         self._encoder.program.reset_timings()
         self._decoder.program.reset_timings()
+
+    def operations(self, height: int, width: int, encode: bool = False) -> dict[str, Cost]:
+        """What decoding or encoding latents of this size does, see Denoiser."""
+        count = unet_costs.encoder_operations if encode else unet_costs.decoder_operations
+        return count(self.spec, height, width)
 
     def flops(self, height: int, width: int) -> int:
         """Operations of decoding latents of this size."""

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from forwardpass.models.costs import Cost
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
@@ -77,6 +79,10 @@ class Denoiser(Protocol):
         """Seconds by stage and operation, counted while backend.timed is True."""
 
     def reset_timings(self) -> None: ...
+
+    def operations(self, height: int, width: int, context: int = 0) -> dict[str, Cost]:
+        """What a pass over one picture with latents of this size does, by the operations of timings()["denoise"];
+        Cost.read counts weights, not bytes. context: tokens of its text."""
 
     def flops(self, height: int, width: int, context: int = 0) -> int:
         """Operations of one forward pass over one picture with latents of this size. context: tokens of its text."""

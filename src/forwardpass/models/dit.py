@@ -9,6 +9,7 @@ import numpy as np
 from forwardpass.errors import ParameterError
 from forwardpass.models import dit_blocks, dit_costs, sinusoids
 from forwardpass.models.blocks import Recorded, Weights
+from forwardpass.models.costs import Cost
 from forwardpass.models.denoiser import Condition
 from forwardpass.models.dit_spec import DitSpec
 
@@ -161,6 +162,10 @@ class Dit:
         self._pass.program.reset_timings()
         if self._context:
             self._context.program.reset_timings()
+
+    def operations(self, height: int, width: int, context: int = 0) -> dict[str, Cost]:
+        """See Denoiser."""
+        return dit_costs.operations(self.spec, height, width, context)
 
     def flops(self, height: int, width: int, context: int = 0) -> int:
         """See Denoiser."""

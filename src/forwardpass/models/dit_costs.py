@@ -7,8 +7,10 @@ are no part of a pass.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
+from forwardpass.models.costs import Cost
 from forwardpass.models.dit_spec import DitSpec, targets
 
 _NORM, _MODULATE = 6, 2
@@ -19,23 +21,52 @@ _BY_PICTURE = ("time.first", "time.second", "time.modulation", ".modulation", "f
 """What reads a row a picture; all else reads a row a patch."""
 
 
-def flops(spec: DitSpec, height: int, width: int, context: int = 0) -> int:
-    """Operations of a pass over one picture with latents of this size. context: tokens of its text."""
+_LABELS = {"attention.q": "qkv", "attention.k": "qkv", "attention.v": "qkv", "attention.out": "out",
+           "cross.q": "cross_q", "cross.out": "cross_out", "mlp.gate": "gate_up", "mlp.up": "gate_up",
+           "mlp.down": "down"}
+"""End of a target's name -> label in dit_blocks.py, where these differ."""
+
+
+def operations(spec: DitSpec, height: int, width: int, context: int = 0) -> dict[str, Cost]:
+    """What a pass over one picture with latents of this size does, by the labels of dit_blocks.py; Cost.read counts
+    weights, not bytes, each as often as it is read. context: tokens of the picture's text."""
     patches, hidden = height * width // spec.patch**2, spec.hidden_size
-    total = 2 * patches * hidden + patches * hidden * (_NORM + _MODULATE)  # positions; the final norm
+    done: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    done["patches"] += 2 * patches * hidden  # positions
+    done["final"] += patches * hidden * (_NORM + _MODULATE)
     for name, shape in targets(spec).items():
         stem, _, suffix = name.rpartition(".")
         if name.startswith(_ONCE) or stem.endswith((".cross.k", ".cross.v", "norm", ".labels")):
             continue
         by_picture = stem.endswith(_BY_PICTURE) or name.endswith(".table")
-        total += (1 if by_picture else patches) * math.prod(shape) * (2 if suffix == "weight" else 1)
+        label = _label(stem)
+        done[label] += (1 if by_picture else patches) * math.prod(shape) * (2 if suffix == "weight" else 1)
+        weights[label] += math.prod(shape)
     for layer in spec.layers:
-        a = layer.attention
-        total += 4 * patches * patches * a.num_heads * a.head_dim
-        total += 2 * patches * hidden * (_NORM + layer.mlp_norm.bias + _MODULATE + 2)  # both branches, with their gates
+        a, norm = layer.attention, patches * hidden * (_NORM + layer.mlp_norm.bias + _MODULATE)
+        done["attention"] += 4 * patches * patches * a.num_heads * a.head_dim
+        for reads, adds in (("qkv", "out"), ("gate_up", "down")):
+            done[reads] += norm
+            done[adds] += 2 * patches * hidden  # its gate
         if layer.cross:
-            total += 4 * patches * context * layer.cross.num_heads * layer.cross.head_dim
-    return total
+            done["cross"] += 4 * patches * context * layer.cross.num_heads * layer.cross.head_dim
+    return {label: Cost(done[label], weights[label]) for label in done}
+
+
+def flops(spec: DitSpec, height: int, width: int, context: int = 0) -> int:
+    """Operations of a pass over one picture with latents of this size. context: tokens of its text."""
+    return sum(cost.flops for cost in operations(spec, height, width, context).values())
+
+
+def _label(stem: str) -> str:
+    """Of an operation that reads a target."""
+    for end, label in _LABELS.items():
+        if stem.endswith(end):
+            return label
+    parts = stem.split(".")
+    named = parts[2] if parts[0] == "layers" else parts[0]
+    return "modulation" if stem == "time.modulation" else named
 
 
 def activation_bytes(spec: DitSpec, sizes: Sequence[tuple[int, int]], contexts: Sequence[int] = ()) -> int:

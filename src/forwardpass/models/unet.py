@@ -9,6 +9,7 @@ import numpy as np
 from forwardpass.errors import ParameterError
 from forwardpass.models import sinusoids, unet_blocks, unet_costs
 from forwardpass.models.blocks import Weights
+from forwardpass.models.costs import Cost
 from forwardpass.models.denoiser import Condition
 from forwardpass.models.unet_spec import UNetSpec
 
@@ -113,6 +114,10 @@ class UNet:
     def reset_timings(self) -> None:
         self._context.program.reset_timings()
         self._pass.program.reset_timings()
+
+    def operations(self, height: int, width: int, context: int = 0) -> dict[str, Cost]:
+        """See Denoiser."""
+        return unet_costs.unet_operations(self.spec, height, width, context)
 
     def flops(self, height: int, width: int, context: int = 0) -> int:
         """See Denoiser."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from forwardpass.models.arena import rows_by_level
+from forwardpass.models.costs import Cost
 from forwardpass.models.spec import LayerSpec
 from forwardpass.models.unet_spec import (
     AutoencoderSpec,
@@ -27,55 +28,76 @@ for all pixels."""
 
 
 def unet_flops(spec: UNetSpec, height: int, width: int, context: int = 0) -> dict[str, int]:
-    """Operations by kind of one pass over latents of this size; kinds are the labels of unet_blocks.py. context: tokens
-    of the text, whose keys and values are made before."""
+    """Operations by kind of one pass, see unet_operations."""
+    return {label: cost.flops for label, cost in unet_operations(spec, height, width, context).items()}
+
+
+def decoder_flops(spec: AutoencoderSpec, height: int, width: int) -> dict[str, int]:
+    """Of decoding latents of this size."""
+    return {label: cost.flops for label, cost in decoder_operations(spec, height, width).items()}
+
+
+def encoder_flops(spec: AutoencoderSpec, height: int, width: int) -> dict[str, int]:
+    """Of encoding an image into latents of this size."""
+    return {label: cost.flops for label, cost in encoder_operations(spec, height, width).items()}
+
+
+def unet_operations(spec: UNetSpec, height: int, width: int, context: int = 0) -> dict[str, Cost]:
+    """What one pass over latents of this size does, by the labels of unet_blocks.py; Cost.read counts weights, not
+    bytes, each as often as it is read. context: tokens of the text, whose keys and values are made before."""
     images = _Flops(height, width, context)
     time = spec.time
     images.count["time"] += 2 * time.size * (time.width + time.size + 1) + 2 * time.width * time.guidance
+    images.weights["time"] += time.size * (time.width + time.size + 2) + time.width * time.guidance
     images.conv("conv_in", 0, spec.channels, spec.latent_channels, spec.kernels[0])
     for stage in spec.stages.values():
         images.stage(stage, time.size)
     last = list(spec.stages.values())[-1]
     images.count["group_norm"] += _GROUP_NORM * images.rows[0] * last.channels
     images.conv("conv_out", 0, spec.out_channels, last.channels, spec.kernels[1])
-    return dict(images.count)
+    return images.operations()
 
 
-def decoder_flops(spec: AutoencoderSpec, height: int, width: int) -> dict[str, int]:
-    """Of decoding latents of this size, as unet_flops."""
+def decoder_operations(spec: AutoencoderSpec, height: int, width: int) -> dict[str, Cost]:
+    """Of decoding latents of this size, as unet_operations."""
     images = _Flops(height * spec.factor, width * spec.factor, 0)
     if spec.post_quant:
         images.conv("quant", spec.decoder.blocks[0].level, spec.latent_channels, spec.latent_channels, 1)
-    return _coder_flops(images, spec.decoder, spec.decoder.blocks[0].level, 0)
+    return _coder_operations(images, spec.decoder, spec.decoder.blocks[0].level, 0)
 
 
-def encoder_flops(spec: AutoencoderSpec, height: int, width: int) -> dict[str, int]:
-    """Of encoding an image into latents of this size, as unet_flops."""
+def encoder_operations(spec: AutoencoderSpec, height: int, width: int) -> dict[str, Cost]:
+    """Of encoding an image into latents of this size, as unet_operations."""
     images, level = _Flops(height * spec.factor, width * spec.factor, 0), spec.decoder.blocks[0].level
     if spec.quant:
         images.conv("quant", level, spec.encoder.out, spec.encoder.out, 1)
-    return _coder_flops(images, spec.encoder, 0, level)
+    return _coder_operations(images, spec.encoder, 0, level)
 
 
-def _coder_flops(images: _Flops, coder: CoderSpec, first: int, last: int) -> dict[str, int]:
+def _coder_operations(images: _Flops, coder: CoderSpec, first: int, last: int) -> dict[str, Cost]:
     images.conv("conv_in", first, coder.channels, coder.width, 3)
     for stage in coder.blocks:
         images.stage(stage, 0)
     images.count["group_norm"] += _GROUP_NORM * images.rows[last] * coder.blocks[-1].channels
     images.conv("conv_out", last, coder.out, coder.blocks[-1].channels, 3)
-    return dict(images.count)
+    return images.operations()
 
 
 class _Flops:
-    """Operations of blocks over one image. count: by kind."""
+    """Operations of blocks over one image. count: by kind;  weights: that are read for them."""
 
     def __init__(self, height: int, width: int, context: int):
         self.rows = rows_by_level([(height, width)], 16)
         self.context = context
         self.count: Counter[str] = Counter()
+        self.weights: Counter[str] = Counter()
+
+    def operations(self) -> dict[str, Cost]:
+        return {label: Cost(flops, self.weights[label]) for label, flops in self.count.items()}
 
     def linear(self, label: str, level: int, out: int, width: int, bias: bool = True) -> None:
         self.count[label] += self.rows[level] * out * (2 * width + bias)
+        self.weights[label] += out * (width + bias)
 
     def conv(self, label: str, level: int, out: int, width: int, size: int) -> None:
         self.linear(label, level, out, size * size * width)
@@ -98,6 +120,7 @@ class _Flops:
         if spec.time:
             columns = spec.channels * (2 if spec.time == "scale" else 1)
             self.count["time"] += columns * (2 * time + 1) + self.rows[level] * columns
+            self.weights["time"] += columns * (time + 1)
         if spec.width != spec.channels:
             self.linear("shortcut", level, spec.channels, spec.width)
 

@@ -63,6 +63,7 @@ class DrawingModel(Loaded):
         self.warnings = opened.warnings
         self.stored_bytes = opened.stored
         self.arithmetic = opened.arithmetic
+        self.weights_bytes = opened.weights_bytes
         channels = self.autoencoder.image_channels if self.autoencoder else self.denoiser.latent_channels
         if channels not in (1, 3):
             raise UnsupportedModelError(f"{self.path}: a picture has 1 or 3 channels; this model's have {channels}")

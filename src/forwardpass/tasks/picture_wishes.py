@@ -18,7 +18,7 @@ MOST = 4096
 LISTED = 40
 """Labels that an error lists at most."""
 _SEED = check.integer(0, SEED_LIMIT - 1)
-_GUIDANCE = check.number(0, 1e6, note="up to 1 nothing is guided")
+_GUIDANCE = check.number(0, 1000, note="up to 1 nothing is guided")
 
 
 @dataclass(frozen=True, slots=True)
