@@ -9,6 +9,7 @@ import tiny_vision
 from agreement import relative_error
 from few import few
 from forwardpass.contracts import EncoderText
+from forwardpass.errors import ModelFileError
 from forwardpass.stages import project
 from forwardpass.tasks.quantizing import quantize
 
@@ -117,3 +118,44 @@ def test_a_packed_file_gives_the_same(tmp_path):
             assert one.spec == other.spec
             for mine, theirs in zip(tiny_vision.ours(one, pixels), tiny_vision.ours(other, pixels), strict=True):
                 assert np.array_equal(mine[0], theirs[0]) and np.array_equal(mine[1], theirs[1])
+
+
+def stored(folder):
+    from safetensors.numpy import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(("case", "lost", "message"), [
+    ("vit-labels", "classifier.weight", r"missing: expected classifier.weight \[5, 48\]"),
+    ("deit-teacher", "distillation_classifier.bias", "missing: expected distillation_classifier.bias"),
+    ("vit-labels", "vit.embeddings.position_embeddings", "missing: expected vit.embeddings.position_embeddings"),
+    ("siglip-vision", "head.probe", "missing: expected .*head.probe"),
+])
+def test_files_that_lack_something(case, lost, message, tmp_path):
+    from safetensors.numpy import save_file
+
+    folder = tiny_vision.save(tiny_vision.make(*tiny_vision.CASES[case]), tmp_path)
+    tensors = stored(folder)
+    kept = tensors.pop(lost)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=message):
+        forwardpass.load(folder)
+    save_file(tensors | {lost: kept[..., :-1].copy()}, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match="wrong shape"):
+        forwardpass.load(folder)
+    save_file(tensors | {lost: kept, "stranger": kept}, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match="unexpected: stranger"):
+        forwardpass.load(folder)
+
+
+def test_what_old_files_hold_beside_the_weights(tmp_path):
+    """Constants and what only training reads."""
+    from safetensors.numpy import save_file
+
+    for case, more in (("vit", {"embeddings.mask_token": np.zeros((1, 1, 48), np.float32)}),
+                       ("clip-projection", {"vision_model.embeddings.position_ids": np.arange(17)[None]})):
+        folder = tiny_vision.save(tiny_vision.make(*tiny_vision.CASES[case]), tmp_path / case)
+        save_file(stored(folder) | more, folder / "model.safetensors")
+        with forwardpass.load(folder) as model:
+            assert model.spec.patches.size == 8
