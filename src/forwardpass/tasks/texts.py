@@ -120,17 +120,17 @@ def encoded(model, texts: Sequence[str | Pair], limit: Limit, *, offsets: bool =
             ) -> list[EncodedText]:
     """Texts as the model reads them. Tells where some were cut. keep: leading tokens that never are."""
     found = encode_texts(model.tokenizer, texts, limit, types=has_types(model.spec), offsets=offsets, keep=keep)
-    found = [_filled(model.spec, one) for one in found]
+    found = [_filled(model, one) for one in found]
     paired = any(isinstance(text, tuple) for text in texts)
     part = {"only_first": " of the first text", "only_second": " of the second text"}.get(limit.pairs, "")
     report_cut(found, limit, part if paired else "", stacklevel=5)
     return found
 
 
-def _filled(spec: ModelSpec, text: EncodedText) -> EncodedText:
-    """With the padding that its model always saw behind a text (SigLIP)."""
-    missing = spec.padded - len(text.ids)
-    return text if missing <= 0 else replace(text, ids=[*text.ids, *[spec.pad] * missing])
+def _filled(model, text: EncodedText) -> EncodedText:
+    """With the padding that its model always saw behind a text (SigLIP): the tokenizer's, else the config's."""
+    missing, own = model.spec.padded - len(text.ids), model.tokenizer.pad_token_id
+    return text if missing <= 0 else replace(text, ids=[*text.ids, *[model.spec.pad if own is None else own] * missing])
 
 
 def encoded_ids(model, texts: Sequence[list[int]], limit: Limit) -> list[EncodedText]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, Regex, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from ..errors import ModelFileError, UnsupportedModelError
@@ -56,6 +56,8 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
             "vocab.json with merges.txt, or vocab.txt."
         )
     backend, variables = form.backend, dict(form.names)
+    if kind == "Siglip":
+        _canonical(backend, config.get("do_lower_case", True) is not False)
 
     added, declared = backend.get_added_tokens_decoder(), _declared(config)
     if form.tokens is not None:
@@ -101,6 +103,14 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
         languages=languages,
     )
     return Tokenizer(backend, facts) if form.tokens is None else Renumbered(backend, facts, form.tokens, form.spelled)
+
+
+def _canonical(backend: Backend, lower: bool) -> None:
+    """SigLIP reads texts in small letters, without ASCII's punctuation and with single blanks between words."""
+    steps = [normalizers.Lowercase()] if lower else []
+    steps += [normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""), normalizers.Replace(Regex(r"\s+"), " "),
+              normalizers.Strip()]
+    backend.normalizer = normalizers.Sequence([*steps, *([backend.normalizer] if backend.normalizer else [])])
 
 
 def _wrap(backend: Backend, prefix: list[str], suffix: list[str], path: Path) -> None:
