@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tiny_chat
 import tiny_pairs
+import tiny_pipelines
 import tiny_readers
 
 LIMIT = 20
@@ -22,8 +23,8 @@ SENTENCE_FILES = {
 
 def write(folder: Path) -> dict[str, Path]:
     """Name -> directory: "vectors" makes unit vectors, "labels" knows three labels, "relevance" scores pairs,
-    "translator" is an encoder-decoder, "chat" generates."""
-    names = ("vectors", "labels", "relevance", "translator", "chat")
+    "translator" is an encoder-decoder, "chat" generates, "pictures" draws owls and cats."""
+    names = ("vectors", "labels", "relevance", "translator", "chat", "pictures")
     paths = {name: folder / name for name in names}
     for path in paths.values():
         path.mkdir()
@@ -32,4 +33,6 @@ def write(folder: Path) -> dict[str, Path]:
     tiny_readers.save(tiny_readers.make("labels", 1), paths["relevance"])
     tiny_pairs.write_translator(paths["translator"])
     tiny_chat.write(paths["chat"])
+    denoiser = tiny_pipelines.dit(in_channels=1, out_channels=1, num_embeds_ada_norm=4)
+    tiny_pipelines.write_dit(paths["pictures"], denoiser, id2label={"0": "owl", "1": "cat", "2": "Ankle boot"})
     return paths

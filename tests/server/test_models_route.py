@@ -10,12 +10,13 @@ def test_all_names_of_all_models(reading, shelf):
     answer = reading.get("/v1/models").json()
     cards = {one["id"]: one for one in answer["data"]}
     assert answer["object"] == "list" and list(cards) == ["vectors", "labels", "relevance", "translator", "chat",
-                                                          "meaning"]
+                                                          "pictures", "meaning"]
     for name, card in cards.items():
         model = shelf.find(name)
         assert card["object"] == "model" and card["owned_by"] == "forwardpass" and card["tasks"] == list(model.tasks)
         assert card["root"] == ("vectors" if name == "meaning" else name) and card["dtype"] == model.dtype
         assert card["created"] == int(model.path.stat().st_mtime)
+    assert "max_model_len" not in cards.pop("pictures")  # it reads no texts
     assert {name: card["max_model_len"] for name, card in cards.items()} == {
         "vectors": tiny_shelf.LIMIT, "meaning": tiny_shelf.LIMIT, "labels": 40, "relevance": 40, "translator": 40,
         "chat": 128}

@@ -30,6 +30,8 @@ FITTING = {
     "TokenizeBody": {"model": ["chat", "labels"], "messages": [None], "add_generation_prompt": [None],
                      "continue_final_message": [None], "chat_template_kwargs": [None]},
     "DetokenizeBody": {"model": ["chat", "vectors"]},
+    "ImagesBody": {"model": ["pictures"], "prompt": ["owl", "Cat"], "n": [1, 2], "num_inference_steps": [1, 3, None],
+                   "scheduler": [None, "EulerDiscreteScheduler"], "size": [None, "8x8"]},
 }
 """What generated bodies say in these fields: otherwise none would come further than to a model that is unknown."""
 

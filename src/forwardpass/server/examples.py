@@ -35,6 +35,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "several answers": {"model": "flan-t5-small", "input": ["Good morning.", "Good night."], "target": "German",
                             "num_beams": 4, "n": 2},
     },
+    "/v1/images/generations": {
+        "two boots": {"model": "tiny-dit", "prompt": "Ankle boot", "n": 2, "seed": 1},
+        "steps and a format": {"model": "tiny-dit", "prompt": "3", "num_inference_steps": 12, "guidance_scale": 2.5,
+                               "output_format": "webp"},
+    },
     "/tokenize": {
         "a text": {"model": "smollm2-135m", "prompt": "Hello, world!", "return_token_strs": True},
         "a conversation": {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hello!"}]},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from forwardpass.server.schemas_reading import ModelCard, ModelList
 from forwardpass.tasks.texts import longest_text
 
@@ -21,7 +23,13 @@ async def model(call, body: None) -> ModelCard:
 def _card(host, name: str) -> ModelCard:
     model = host.find(name)
     return ModelCard(id=name, created=_created(model), owned_by=OWNER, root=host.aliases.get(name, name),
-                     tasks=list(model.tasks), max_model_len=reads(model), dtype=model.dtype)
+                     tasks=list(model.tasks), max_model_len=_length(model), dtype=model.dtype)
+
+
+def _length(model) -> int | UnsetType:
+    if "draw" in model.tasks:
+        return model.text.max_length if model.text else UNSET
+    return reads(model)
 
 
 def reads(model) -> int:

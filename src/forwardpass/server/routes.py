@@ -8,7 +8,18 @@ from typing import Any
 
 import msgspec
 
-from forwardpass.server import classify, embeddings, models, openapi, probes, rerank, tokens, translate
+from forwardpass.server import (
+    classify,
+    embeddings,
+    images,
+    models,
+    openapi,
+    probes,
+    rerank,
+    schemas_images,
+    tokens,
+    translate,
+)
 from forwardpass.server import schemas_reading as reading
 from forwardpass.server.chat import chat
 from forwardpass.server.completions import complete
@@ -65,6 +76,8 @@ ROUTES: tuple[Route, ...] = (
           reading.Classification),
     Route("POST", "/v1/translate", translate.translate, "Texts in another language.", reading.TranslateBody,
           reading.TranslationAnswer),
+    Route("POST", "/v1/images/generations", images.generations, "Pictures of a prompt or a label.",
+          schemas_images.ImagesBody, schemas_images.Pictures),
     Route("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.", reading.TokenizeBody,
           reading.Tokens),
     Route("POST", "/detokenize", tokens.detokenize, "The text of token ids.", reading.DetokenizeBody,

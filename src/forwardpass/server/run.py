@@ -130,7 +130,7 @@ def say(app, address: tuple, seconds: float) -> None:
     """The plan, on standard error: what is served, what it takes, where, to whom."""
     settings, lines = app.settings, list(app.host.plan.lines())
     for name, model in app.host.models.items():
-        kept = f", keys and values {model.kv_dtype}" if model.network.groups else ""
+        kept = f", keys and values {model.kv_dtype}" if "draw" not in model.tasks and model.network.groups else ""
         lines.append(f"{name}: {model.spec.family}, dtype {model.dtype} (computes in {model.arithmetic}){kept}; it can "
                      f"{', '.join(model.tasks)}")
     for alias, name in app.host.aliases.items():

@@ -232,7 +232,7 @@ class Tokens(msgspec.Struct, kw_only=True):
 
 class ModelCard(msgspec.Struct, kw_only=True):
     """root: the model's own name, where id is an alias;  tasks: what it can do;  max_model_len: tokens that it reads at
-    most, together with those that it answers with;  dtype: of its weights."""
+    most, together with those that it answers with (none if it reads no texts);  dtype: of its weights."""
 
     id: str
     object: Literal["model"] = "model"
@@ -240,7 +240,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str
     root: str
     tasks: list[str]
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
     dtype: str
 
 

@@ -66,7 +66,7 @@ def label(given: Any, labels: Mapping[str, int], count: int) -> int:
     if is_whole(given):
         if 0 <= given < count:
             return int(given)
-        raise ParameterError(f"there is no label {given}: they are numbered from 0 to {count - 1}")
+        raise ParameterError(f"prompt: there is no label {given}: they are numbered from 0 to {count - 1}")
     wanted = given.strip()
     if wanted in labels:
         return labels[wanted]
@@ -78,12 +78,12 @@ def label(given: Any, labels: Mapping[str, int], count: int) -> int:
     if wanted.isdecimal() and int(wanted) < count:
         return int(wanted)
     if not labels:
-        raise ParameterError(f"there is no label {given[:60]!r}: this model's files name none; give a number from 0 to "
-                             f"{count - 1}")
+        raise ParameterError(f"prompt: there is no label {given[:60]!r}: this model's files name none; give a "
+                             f"number from 0 to {count - 1}")
     near = [folded[name] for name in get_close_matches(wanted.casefold(), folded, n=5, cutoff=0.5)]
     listed = near + [name for name in labels if name not in near]
     more = f", ... ({len(labels)} in all)" if len(listed) > LISTED else ""
-    raise ParameterError(f"there is no label {given[:60]!r}; there are: {', '.join(listed[:LISTED])}{more}")
+    raise ParameterError(f"prompt: there is no label {given[:60]!r}; there are: {', '.join(listed[:LISTED])}{more}")
 
 
 def seeds(given: Any, prompt_count: int, each: int) -> list[int]:

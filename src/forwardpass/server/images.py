@@ -1,0 +1,48 @@
+"""POST /v1/images/generations."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any
+
+from forwardpass.server.errors import ApiError
+from forwardpass.server.reading import run_task
+from forwardpass.server.schemas_images import LONGEST_EDGE, ImagesBody, Picture, Pictures
+from forwardpass.tasks.picture_files import encoded, facts
+
+FIELDS = {"texts": "prompt", "num_images_per_prompt": "n", "height": "size", "width": "size"}
+
+
+async def generations(call, body: ImagesBody) -> Pictures:
+    """Pictures of a prompt or a label. Requests at different steps share the passes of the model, and each gets what it
+    would get alone."""
+    model = call.find(body.model, "draw")
+    width, height = _size(body.size)
+    kind = body.output_format or "png"
+    done = await run_task(
+        call, body, FIELDS, _drawn, model, body.prompt, kind.upper(), num_images_per_prompt=body.n, width=width,
+        height=height, seed=body.seed, negative_prompt=body.negative_prompt,
+        num_inference_steps=body.num_inference_steps, guidance_scale=body.guidance_scale, scheduler=body.scheduler)
+    pictures, size = done.result
+    return Pictures(created=int(time.time()), data=pictures, model=body.model, output_format=kind, size=size,
+                    warnings=done.warnings)
+
+
+def _drawn(model, prompt: str, kind: str, **given: Any) -> tuple[list[Picture], str]:
+    """The pictures as files, and their size."""
+    drawing = model.draw(prompt, **given)
+    files = [encoded(image, facts(drawing, [i]), kind) for i, image in enumerate(drawing.images)]
+    size = f"{drawing.parameters['width']}x{drawing.parameters['height']}"
+    return [Picture(b64_json=base64.b64encode(file).decode(), seed=seed)
+            for file, seed in zip(files, drawing.seeds, strict=True)], size
+
+
+def _size(text: str | None) -> tuple[int | None, int | None]:
+    if text in (None, "auto"):
+        return None, None
+    width, height = map(int, text.split("x"))
+    if max(width, height) > LONGEST_EDGE:
+        raise ApiError(400, f"size: expected at most {LONGEST_EDGE} pixels a side, found {text}", code="invalid_value",
+                       param="size")
+    return width, height
