@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from few import few
 from forwardpass.contracts import Hidden, Packed
 from forwardpass.models.rotary import rotary
 from forwardpass.models.spec import (
@@ -37,7 +38,7 @@ POOL = AttentionPoolSpec(4, 20, "gelu_tanh", BIASED)
 
 
 def model(*layers, patches=PATCHES, **changes):
-    return ModelSpec("test", 28, 0, 128, layers or (VIT, VIT), changes.pop("final_norm", LAYER), False,
+    return ModelSpec("test", 28, 0, 512, layers or (VIT, VIT), changes.pop("final_norm", LAYER), False,
                      head=changes.pop("head", NONE), patches=patches, **changes).check()
 
 
@@ -99,6 +100,43 @@ def test_images_mean_what_the_spec_says(case):
     for i, one in enumerate(exact if answers is not None else ()):
         wanted = numpy_head(spec, weights, one)
         assert answers[i].shape == wanted.shape and np.abs(answers[i] - wanted).max() <= 2e-5 * np.abs(wanted).max()
+
+
+def random_spec(seed):
+    """Fields that may stand together, drawn at random."""
+    rng = np.random.default_rng(seed)
+
+    def one(*values):
+        return values[rng.integers(len(values))]
+
+    pool = one("first", "mean", "patches", "first+patches", "both", "attention", "last")
+    classes = 2 if pool == "both" else int(rng.integers(3))
+    positions = one("learned", "none")
+    resize = one("bicubic", "antialiased") if positions == "learned" else ""
+    patches = PatchesSpec(one(1, 2, 5), one(1, 3, 4), (int(rng.integers(10, 16)), int(rng.integers(10, 16))), classes,
+                          int(rng.integers(3)), positions, resize, bool(rng.integers(2)))
+    norm, branch = one(RMS, LAYER, BIASED, BARE, None), one(None, SCALE, LAYER)
+    layer = replace(one(VIT, MODERN), attention_norm=norm, post_attention_norm=branch, post_mlp_norm=branch)
+    task = "labels" if pool == "both" else one("labels", "vector")
+    dense = 0 if pool == "both" else one(0, 11)
+    outputs = int(rng.integers(1, 5)) if task == "labels" or dense else int(rng.integers(5))
+    head = HeadSpec(task, outputs, pool, dense, norm=None if pool == "both" else one(None, BIASED),
+                    attention=POOL if pool == "attention" else None)
+    return model(layer, VIT, patches=patches, head=head, final_norm=one(None, LAYER), embed_norm=one(None, BIASED),
+                 head_bias=bool(rng.integers(2)) and outputs > 0)
+
+
+@pytest.mark.parametrize("seed", few(range(40), *range(0, 40, 5)))
+def test_any_fields_together(seed):
+    spec = random_spec(seed)
+    weights, channels = random_weights(spec), spec.patches.channels
+    images = [pixels(*size, channels) for size in (spec.patches.image, (5, 9))]
+    rows, answers = seen(network(spec, weights), images)
+    exact = [numpy_image(spec, weights, one) for one in images]
+    assert np.abs(rows - np.concatenate(exact)).max() <= 5e-5 * max(np.abs(one).max() for one in exact)
+    for found, one in zip(answers, exact, strict=True):
+        wanted = numpy_head(spec, weights, one)
+        assert found.shape == wanted.shape and np.abs(found - wanted).max() <= 5e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("case", ["registers", "scales and bare norms", "labels of both", "attention"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from forwardpass.models.cache_groups import cache_groups
 from forwardpass.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
-from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, VISION, BoundRow, targets, weights_of
+from forwardpass.models.weight_rows import EMBEDDING, ENCODER, HEAD, VISION, BoundRow, pooled_width, targets, weights_of
 
 KV_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _LAYERS = ("norm", "qkv", "attention", "out", "gate_up", "down", "experts")
@@ -202,7 +202,7 @@ def _normed(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """(kind of op, operations a token) of every norm."""
     narrow = spec.embed_size if spec.project_last else spec.hidden_size
     norms = [("embed", narrow, spec.embed_norm), ("norm", spec.hidden_size, spec.final_norm),
-             ("head", spec.head.dense, spec.head.dense_norm), ("head", spec.hidden_size, spec.head.norm)]
+             ("head", spec.head.dense, spec.head.dense_norm), ("head", pooled_width(spec), spec.head.norm)]
     for layer in spec.layers:
         a = layer.attention
         norms += [(op, spec.hidden_size, getattr(layer, name)) for name, op in _norm_ops(layer).items()]

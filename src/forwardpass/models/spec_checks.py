@@ -257,8 +257,9 @@ def _check_head(spec: ModelSpec) -> None:
              "a pooled row for labels and vectors, each row for all else", f"{head.pool} for {head.task}")
     _require(not ((head.pool in OF_IMAGES and not spec.patches) or (head.pool in OF_TOKENS and spec.patches)),
              "a pooling that fits what the model reads", head.pool)
-    _require(head.pool != "both" or (head.task == "labels" and not head.dense and spec.patches.classes >= 2),
-             "two class rows for a head of each", head.pool)
+    _require(head.pool != "both" or (head.task == "labels" and not head.dense and not head.norm
+                                      and spec.patches.classes >= 2),
+             "two class rows for a head of each, and nothing before it", head.pool)
     _require((1 <= head.outputs <= MAX_SIZE) == (head.task in ("labels", "tags"))
              or (head.task == "vector" and 0 <= head.outputs <= MAX_SIZE),
              f"1 to {MAX_SIZE} labels where there are any", head.outputs)

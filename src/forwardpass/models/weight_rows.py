@@ -240,7 +240,7 @@ def _head(out: Targets, spec: ModelSpec, width: int, narrow: int) -> None:
     head = spec.head
     if head.task == "none":
         return
-    out.norm("head.norm", width, head.norm)
+    out.norm("head.norm", pooled_width(spec), head.norm)
     if head.attention:
         out.linear("head.pool.probe", (width,))
         for one in "qkv":
@@ -252,7 +252,7 @@ def _head(out: Targets, spec: ModelSpec, width: int, narrow: int) -> None:
     if head.task == "vector" and not head.outputs:
         return
     if head.dense:
-        out.linear("head.dense", (head.dense, width), head.dense_bias)
+        out.linear("head.dense", (head.dense, pooled_width(spec)), head.dense_bias)
         out.norm("head.dense_norm", head.dense, head.dense_norm)
     elif projects_out(spec):
         out.linear("embed.project_out", (narrow, width))
