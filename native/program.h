@@ -163,6 +163,7 @@ class Program {
       rotaries_.push_back(op.rotary);
     ops_.push_back(std::move(op));
     stretches_.clear();
+    counters_.reset();
   }
   const std::vector<Op>& ops() const { return ops_; }
   const char* isa() const { return kernels_.name; }

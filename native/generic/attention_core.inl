@@ -44,10 +44,11 @@ struct VectorCore {
 
   void begin(const Span&) {}
 
-  // Blocks of sixteen positions or dimensions that R rows do together: chains enough that none waits for another.
+  // Blocks of sixteen positions or dimensions that R rows do together, so that no chain of fma waits for another. Narrow
+  // elements have two chains a row, and widening those of more blocks costs more than it gains (measured: cached int8).
   static constexpr int together(int rows) {
-    const int chains = kVectorChains / (rows * (kFloat ? 1 : 2));
-    return chains >= 4 ? 4 : chains >= 2 ? 2 : 1;
+    const int blocks = kFloat ? kVectorChains / rows : 1;
+    return blocks >= 4 ? 4 : blocks >= 2 ? 2 : 1;
   }
 
   void load_queries(const Span& x, uint8_t* to) {
@@ -139,10 +140,18 @@ struct VectorCore {
     const int64_t block_lines = page_bytes / 4 / 64;
     const Seen seen = seen_of(x, page);
     int b = seen.first_block();
-    if (next)
-      for (int64_t i = b * block_lines; i < seen.end_block() * block_lines; ++i) __builtin_prefetch(next + i * 64);
-    for (; b + B <= seen.end_block(); b += B) score_part<R, B>(x, data, q, page, r0, b, full, buffer, most);
-    for (; b < seen.end_block(); ++b) score_part<R, 1>(x, data, q, page, r0, b, full, buffer, most);
+    auto fetch = [&](int blocks) {
+      if (next)
+        for (int64_t i = b * block_lines; i < (b + blocks) * block_lines; ++i) __builtin_prefetch(next + i * 64);
+    };
+    for (; b + B <= seen.end_block(); b += B) {
+      fetch(B);
+      score_part<R, B>(x, data, q, page, r0, b, full, buffer, most);
+    }
+    for (; b < seen.end_block(); ++b) {
+      fetch(1);
+      score_part<R, 1>(x, data, q, page, r0, b, full, buffer, most);
+    }
   }
 
   // Scores of one page into its buffer; most [rows][16] takes the largest ones. `next` is fetched meanwhile.
@@ -246,18 +255,28 @@ struct VectorCore {
       for (int r = 0; r < R; ++r) vstore(acc + (c * rows + r) * 16, sum[c][r]);
   }
 
-  // acc [block1 - block0][rows][16] += p * V of a page for blocks [block0, block1) of sixteen dimensions.
-  void add_values(const Span& x, int block0, int block1, const uint8_t* data, Seen seen, const float* p, float* acc) {
+  // acc [block1 - block0][rows][16] += p * V of a page for blocks [block0, block1) of sixteen dimensions. The page that
+  // comes next, if there is one, is fetched meanwhile.
+  void add_values(const Span& x, int block0, int block1, const uint8_t* data, const uint8_t* next, Seen seen,
+                  const float* p, float* acc) {
     const int64_t block_bytes = page_bytes / (d_pad / 16);
     data += page_bytes;
     by_rows(x.rows, [&](auto rows, int r) {
       constexpr int R = rows, B = together(R);
       float* to = acc + r * 16;
+      auto fetch = [&](int64_t from, int64_t end) {
+        if (next && r == 0)
+          for (int64_t i = from * block_bytes; i < end * block_bytes; i += 64) __builtin_prefetch(next + page_bytes + i);
+      };
       int block = block0;
-      for (; block + B <= block1; block += B, to += B * x.rows * 16)
+      for (; block + B <= block1; block += B, to += B * x.rows * 16) {
+        fetch(block, block + B);
         value_blocks<R, B>(data + block * block_bytes, p + r * 16, x.rows, seen, to);
-      for (; block < block1; ++block, to += x.rows * 16)
+      }
+      for (; block < block1; ++block, to += x.rows * 16) {
+        fetch(block, block + 1);
         value_blocks<R, 1>(data + block * block_bytes, p + r * 16, x.rows, seen, to);
+      }
     });
   }
 
@@ -266,13 +285,11 @@ struct VectorCore {
   template <class Buffer>
   void values(const Span& x, int block0, int block1, const Pages& pages, Buffer page_buffer, float* acc) {
     for (int i = 0; i < (block1 - block0) * x.rows; ++i) vstore(acc + i * 16, vzero());
-    const int64_t block_bytes = page_bytes / (d_pad / 16);
+    const uint8_t* next = pages(x.page0);
     for (int64_t page = x.page0; page < x.page1; ++page) {
-      if (page + 1 < x.page1) {
-        const uint8_t* next = pages(page + 1) + page_bytes;
-        for (int64_t i = block0 * block_bytes; i < block1 * block_bytes; i += 64) __builtin_prefetch(next + i);
-      }
-      add_values(x, block0, block1, pages(page), seen_of(x, page), page_buffer(page), acc);
+      const uint8_t* data = next;
+      next = page + 1 < x.page1 ? pages(page + 1) : nullptr;
+      add_values(x, block0, block1, data, next, seen_of(x, page), page_buffer(page), acc);
     }
   }
 
@@ -281,15 +298,13 @@ struct VectorCore {
   void weigh(const Span& x, const Pages& pages, const float* most, Buffer page_buffer, float* sums, float* total,
              float* acc) {
     for (int i = 0; i < v_blocks * x.rows; ++i) vstore(acc + i * 16, vzero());
-    const int64_t block_bytes = page_bytes / (d_pad / 16);
+    const uint8_t* next = pages(x.page0);
     for (int64_t page = x.page0; page < x.page1; ++page) {
-      if (page + 1 < x.page1) {
-        const uint8_t* next = pages(page + 1) + page_bytes;
-        for (int64_t i = 0; i < v_blocks * block_bytes; i += 64) __builtin_prefetch(next + i);
-      }
-      weights(x, page, pages(page), most, page_buffer(page), sums);
+      const uint8_t* data = next;
+      next = page + 1 < x.page1 ? pages(page + 1) : nullptr;
+      weights(x, page, data, most, page_buffer(page), sums);
       accumulate(total, sums, x.rows);
-      add_values(x, 0, v_blocks, pages(page), seen_of(x, page), page_buffer(page), acc);
+      add_values(x, 0, v_blocks, data, next, seen_of(x, page), page_buffer(page), acc);
     }
   }
 };
