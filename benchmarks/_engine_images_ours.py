@@ -110,7 +110,7 @@ def open_denoiser(folder: Path, dtype: str, backend):
     from forwardpass.models import components
     from forwardpass.models.components import DENOISERS
     from forwardpass.models.loading import load_weights
-    from forwardpass.quant.formats import kv_dtype_for
+    from forwardpass.quant.formats import kv_dtype_in_passes
     from forwardpass.weights.diffusers_folder import open_component
 
     values = json.loads((folder / "config.json").read_text())
@@ -118,7 +118,7 @@ def open_denoiser(folder: Path, dtype: str, backend):
     with open_component(folder) as source:
         checkpoint = components.read_weights(component, spec, source)
         arena = load_weights(checkpoint, source, dtype, backend)
-    made = component.build(checkpoint.spec, arena.weights(), backend, kv_dtype_for(dtype, "auto"))
+    made = component.build(checkpoint.spec, arena.weights(), backend, kv_dtype_in_passes(dtype, "auto"))
     return made, arena.nbytes
 
 

@@ -127,8 +127,7 @@ def seeing(options, kind: str, folder: Path, threads: int) -> dict:
                 engine.workers[0]("vectors", pixels=pixels, file=file)
             one = np.load(file)
             vectors[name] = one / np.linalg.norm(one, axis=1, keepdims=True)
-    reference = next((vectors[name] for name in (*peers, "float32", *ours) if name.endswith("float32")),
-                     next(iter(vectors.values())))
+    reference = of_float32(vectors, peers)
     figures = {name: {"images_s": engine.rate(kind, "images_s"),
                       "cosine": float((vectors[name] * reference).sum(1).mean())}
                for name, engine in (ours | peers).items()}
@@ -160,8 +159,7 @@ def drawing(options, kind: str, folder: Path, threads: int) -> dict:
             file = str(Path(temporary) / "latents.npy")
             engine.workers[0]("draw", size=size, steps=options.steps, file=file)
             drawn[name] = np.load(file)
-    reference = next(drawn[name] for name in (*peers, *ours, next(iter(drawn)))
-                     if name.endswith("float32") or name == next(iter(drawn)))
+    reference = of_float32(drawn, peers)
     costs = {name: engine.workers[0]("sizes", size=size) for name, engine in ours.items()}
     figures = {name: {"step_s": 1 / engine.rate(kind, "step_s"),
                       "psnr_db": _denoising.psnr(drawn[name], reference)} for name, engine in (ours | peers).items()}
@@ -183,6 +181,11 @@ def drawing(options, kind: str, folder: Path, threads: int) -> dict:
                                                       sorted(seconds.items(), key=lambda item: -item[1])[:9]))
     ratio = {name: figures[name]["step_s"] / figures["int8"]["step_s"] for name in peers if "int8" in ours}
     return closed(ours, peers, missing, figures, ratio, share, limit) | {"memory": memory}
+
+
+def of_float32(found: dict[str, np.ndarray], peers: dict[str, Engine]) -> np.ndarray:
+    """What others are compared to: a peer's, else ours, else the first."""
+    return next((found[name] for name in (*peers, *found) if name.endswith("float32")), next(iter(found.values())))
 
 
 def closed(ours, peers, missing, figures, ratio, share, limit) -> dict:

@@ -19,7 +19,7 @@ from forwardpass.models.loading import Arena, load_weights, plan
 from forwardpass.models.network import Network
 from forwardpass.models.registry import Checkpoint
 from forwardpass.models.spec import ModelSpec
-from forwardpass.quant.formats import kv_dtype_for
+from forwardpass.quant.formats import kv_dtype_for, kv_dtype_in_passes
 from forwardpass.tasks.opening import arithmetic, stored_bytes
 from forwardpass.tasks.pipeline_index import Reading, read_index
 from forwardpass.weights import packed
@@ -115,7 +115,8 @@ def open_pipeline(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
         labels = index.labels(getattr(specs["denoiser"], "labels", 0))
         arenas = _load(parts, backend, progress)
     weights = {role: arena.weights() for role, arena in arenas.items()}
-    made = {role: part.build(specs[role], weights[role], backend, kv_dtype_for(dtype, kv_dtype))
+    kv_dtypes = {"denoiser": kv_dtype_in_passes(dtype, kv_dtype)}
+    made = {role: part.build(specs[role], weights[role], backend, kv_dtypes.get(role, kv_dtype_for(dtype, kv_dtype)))
             for role, part in parts.items()}
     stored = {f"{part.name}/{target}": size for role, part in parts.items()
               for target, size in stored_bytes(part.checkpoint, arenas[role], part.dtype).items()}
