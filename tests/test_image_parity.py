@@ -83,9 +83,9 @@ def test_texts_and_images(name, config, more, tmp_path):
 
 
 @pytest.mark.parametrize(("end", "ids", "row"), [
-    (63, [0, 70, 5, 63, 63, 9], 3),  # an added token above the end token, which also fills the text up
-    (2, [0, 70, 5, 71, 2, 71], 3),  # old files say 2 and mean the greatest
-    (63, [5, 9, 62], 0),  # none: the first row, as transformers
+    (61, [3, 88, 61, 61, 12, 61], 2),  # an added token above the end token, which also fills the text up
+    (2, [3, 40, 2, 12, 90, 90, 2], 4),  # old files say 2 and mean the greatest
+    (61, [33, 9, 60, 4], 0),  # none: the first row, as transformers
 ])
 def test_the_row_that_stands_for_a_text(end, ids, row, tmp_path):
     """CLIP's text tower alone, with and without its projection: which row is taken, and its numbers."""
