@@ -66,7 +66,9 @@ def texts_for(folder, template: str, length: int | None):
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     how = {"padding": "max_length", "max_length": length, "truncation": True} if length else {"padding": True}
-    return tokenizer([template.format(word) for word in WORDS], return_tensors="pt", return_token_type_ids=False, **how)
+    # The files of SigLIP's tokenizer ask for no mask: its texts see their padding.
+    return tokenizer([template.format(word) for word in WORDS], return_tensors="pt", return_token_type_ids=False,
+                     return_attention_mask=not length, **how)
 
 
 # ---- against transformers
