@@ -83,6 +83,10 @@ def test_the_page_of_decoding_names_every_parameter():
 
 # ---------------------------------------------------------------- pictures
 
+PHOTOS = ("ankle-boot.png",)
+"""What models are shown: no numbers of ours are drawn in them."""
+
+
 def test_pictures_are_of_these_numbers(plots):
     """Each is small, is shown by a page, and carries the hash of what the code says now."""
     shown = {(path.parent / name).resolve() for path in PAGES
@@ -91,7 +95,7 @@ def test_pictures_are_of_these_numbers(plots):
     digests = {name: (plots.digest(numbers()), "plot_positions") for name, (numbers, _, _) in plots.PICTURES.items()}
     digests |= {name: (plots.digest(numbers()), "plot_noise") for name, (numbers, _, _) in plots.noise.PICTURES.items()}
     digests[serving.PICTURE] = serving.digest(serving.result()), "plot_serving"
-    assert shown == set(plots.IMAGES.iterdir()) == {plots.IMAGES / name for name in digests}
+    assert shown == set(plots.IMAGES.iterdir()) == {plots.IMAGES / name for name in (*digests, *PHOTOS)}
     for name, (digest, made_by) in digests.items():
         raw = (plots.IMAGES / name).read_bytes()
         assert raw.startswith(b"\x89PNG") and len(raw) < 100_000
