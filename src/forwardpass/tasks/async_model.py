@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -42,6 +42,23 @@ def _in_thread(method: Callable[Concatenate[Any, P], R]
         except asyncio.CancelledError:
             terms.cancel()
             raise
+
+    return call
+
+
+def _streamed(method: Callable[Concatenate[Any, P], R]
+              ) -> Callable[Concatenate[AsyncModel, P], Coroutine[Any, Any, Any]]:
+    """The same of a method that gives an iterator where it is asked to stream: that becomes an asynchronous one."""
+
+    @wraps(method)
+    async def call(self: AsyncModel, *args: P.args, **given: P.kwargs) -> Any:
+        terms = self._terms()
+        try:
+            found = await self._run(terms, partial(method, self.model, *args, **given))
+        except asyncio.CancelledError:
+            terms.cancel()
+            raise
+        return self._pulled(terms, found) if given.get("stream") else found
 
     return call
 
@@ -98,20 +115,10 @@ class AsyncModel:
             raise
         return self._pulled(terms, found) if stream else found
 
-    async def classify_image(self, images: Any, *, stream: bool = False, **params: Any) -> Any:
-        """See Model.classify_image. stream: for an asynchronous iterator of the results."""
-        return await self._seen(Model.classify_image, images, stream, params)
-
-    async def embed_image(self, images: Any, *, stream: bool = False, **params: Any) -> Any:
-        """See Model.embed_image. stream: for an asynchronous iterator of the vectors."""
-        return await self._seen(Model.embed_image, images, stream, params)
-
-    async def zero_shot_image(self, images: Any, labels: str | Iterable[str], *, stream: bool = False, **params: Any
-                              ) -> Any:
-        """See Model.zero_shot_image. stream: for an asynchronous iterator of the results."""
-        return await self._seen(Model.zero_shot_image, images, stream, params | {"labels": labels})
-
     embed = _in_thread(Model.embed)
+    classify_image = _streamed(Model.classify_image)
+    embed_image = _streamed(Model.embed_image)
+    zero_shot_image = _streamed(Model.zero_shot_image)
     classify = _in_thread(Model.classify)
     rerank = _in_thread(Model.rerank)
     zero_shot = _in_thread(Model.zero_shot)
@@ -152,16 +159,6 @@ class AsyncModel:
         with terms:
             context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._waiting, context.run, call)
-
-    async def _seen(self, method: Callable[..., Any], images: Any, stream: bool, params: Mapping[str, Any]) -> Any:
-        """What a method makes of images: in a thread, also where it streams."""
-        terms = self._terms()
-        try:
-            found = await self._run(terms, partial(method, self.model, images, stream=stream, **params))
-        except asyncio.CancelledError:
-            terms.cancel()
-            raise
-        return self._pulled(terms, found) if stream else found
 
     async def _begun(self, begin: Callable[[], Asked]) -> Asked:
         """Texts are tokenised in a thread, which waits for nobody."""
