@@ -92,7 +92,7 @@ def test_one_image_of_one_pixel_and_one_that_is_long(made, kind):
 def test_no_bit_depends_on_the_others_nor_on_threads_nor_on_the_machine(made, tmp_path, dtype, kv_dtype):
     model, _ = made("two levels")
     ours = tiny_unets.load(model, tmp_path, dtype, kv_dtype, threads=2)
-    latents, steps, conditions, texts = inputs(ours)
+    latents, steps, conditions, texts = inputs(ours, ((6, 4), (5, 3), (3, 6)))
     together = ours.predict(latents, steps, conditions)
     order = [2, 0, 1, 0]
     again = ours.predict([latents[i] for i in order], steps[order], [conditions[i] for i in order])

@@ -98,13 +98,14 @@ class UNet:
         if not (np.abs(timesteps) <= 1e6).all():
             raise ParameterError("timesteps must be finite numbers up to 1e6")
         _, width = unet_blocks.context_columns(self.spec)
+        told = (self.spec.time.guidance,) if self.guided else None
         for latent, condition in zip(latents, conditions, strict=True):
             if not _is_rows(latent, 3, self.latent_channels):
                 raise ParameterError(f"latents must be float32 [height, width, {self.latent_channels}], not "
                                      f"{described(latent)}")
             self.check_size(*latent.shape[:2])
-            guided = condition.vector is not None and condition.vector.shape == (self.spec.time.guidance,)
-            if not _is_rows(condition.rows, 2, width) or guided != self.guided:
+            vector = None if condition.vector is None else condition.vector.shape
+            if not _is_rows(condition.rows, 2, width) or vector != told:
                 raise ParameterError("a condition of this model comes from its own of_text; found another")
 
     def timings(self) -> Mapping[str, Mapping[str, float]]:
