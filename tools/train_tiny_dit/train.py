@@ -34,6 +34,7 @@ SCHEDULER = {
     "beta_end": 0.02,
     "beta_schedule": "squaredcos_cap_v2",
     "beta_start": 0.0001,
+    "clip_sample": False,  # for methods that are chosen instead
     "lower_order_final": True,
     "num_train_timesteps": STEPS,
     "prediction_type": "v_prediction",

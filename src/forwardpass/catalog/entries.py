@@ -252,4 +252,13 @@ ENTRIES: tuple[Entry, ...] = (
         nbytes=97_447_603,
         added=("config.json", "preprocessor_config.json", "model.safetensors"),
     ),
+    Entry(
+        name="tiny-dit",
+        summary="A DiT of two million parameters: draws ten kinds of clothes, 28 x 28 grey pixels",
+        tasks=("draw",),
+        licence="MIT (trained on Fashion-MNIST, MIT)",
+        wheels=(),
+        target="",
+        nbytes=4_261_220,
+    ),
 )
