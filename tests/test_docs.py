@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import forwardpass
 from forwardpass.decoding.params import SamplingParams
 from forwardpass.models import hf_rope, registry
 from forwardpass.models.rotary import TYPES
@@ -83,8 +86,21 @@ def test_the_page_of_decoding_names_every_parameter():
 
 # ---------------------------------------------------------------- pictures
 
-PHOTOS = ("ankle-boot.png",)
-"""What models are shown: no numbers of ours are drawn in them."""
+PHOTOS = ("ankle-boot.png", "tiny-dit.png")
+"""What models are shown, and what they drew: no numbers are drawn in them."""
+
+
+def test_the_sheet_is_what_the_model_draws():
+    """Each of its pictures says what it was drawn with; one of every label is drawn again."""
+    with Image.open(DOCS / "images" / "tiny-dit.png") as sheet, forwardpass.load("tiny-dit") as model:
+        told, cells = json.loads(sheet.text["parameters"]), np.asarray(sheet)
+        assert told["model"] == "tiny-dit" and told["prompt"][::8] == list(model.labels)
+        again = model.draw(told["prompt"][::8], seed=told["seed"][3], guidance_scale=told["guidance_scale"],
+                           num_inference_steps=told["num_inference_steps"])
+    edge = 2 * again.images[0].width
+    for row, image in enumerate(again.images):
+        cell = cells[row * edge : (row + 1) * edge : 2, 3 * edge : 4 * edge : 2]
+        assert (cell == np.asarray(image)).all(), told["prompt"][row * 8]
 
 
 def test_pictures_are_of_these_numbers(plots):
