@@ -149,6 +149,16 @@ def test_files_that_lack_something(case, lost, message, tmp_path):
         forwardpass.load(folder)
 
 
+def test_a_scale_that_cannot_be(tmp_path):
+    from safetensors.numpy import save_file
+
+    folder = tiny_vision.save(tiny_vision.make("CLIPModel", "CLIPConfig", tiny_vision.BOTH), tmp_path)
+    for scale, message in ((1e6, "logit_scale: expected a logarithm of at most 20"), (np.nan, "NaN or infinite")):
+        save_file(stored(folder) | {"logit_scale": np.array(scale, np.float32)}, folder / "model.safetensors")
+        with pytest.raises(ModelFileError, match=message):
+            forwardpass.load(folder)
+
+
 def test_what_old_files_hold_beside_the_weights(tmp_path):
     """Constants and what only training reads."""
     from safetensors.numpy import save_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from forwardpass.contracts import CacheView
+from forwardpass.errors import ModelFileError
 from forwardpass.models import blocks, image_blocks
 from forwardpass.models.cache_groups import cache_groups, cross_group
 from forwardpass.models.patches import patch_rows, places_of
 from forwardpass.models.regimes import regimes
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.weight_rows import VISION
+
+MAX_LOG_SCALE = 20
+"""Of what cosines are multiplied by: CLIP was trained with at most 4.6."""
 
 
 class Network:
@@ -179,4 +184,8 @@ def _added(timings: Iterable[dict[str, float]]) -> dict[str, float]:
 
 def _pair(spec: ModelSpec, weights: blocks.Weights) -> tuple[float, float]:
     bias = weights.vectors["pair.bias.weight"] if spec.contrast == "sigmoid" else [0.0]
-    return float(np.exp(weights.vectors["pair.scale.weight"][0])), float(bias[0])
+    scale = float(weights.vectors["pair.scale.weight"][0])
+    if scale > MAX_LOG_SCALE:
+        raise ModelFileError(f"the model's logit_scale: expected a logarithm of at most {MAX_LOG_SCALE}, found "
+                             f"{scale:g}; fetch the model again")
+    return math.exp(scale), float(bias[0])
