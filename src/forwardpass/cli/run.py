@@ -7,8 +7,8 @@ import sys
 from time import perf_counter
 
 from ..errors import ParameterError
-from .options import SAMPLING_NAMES
 from .output import answer_text, print_json, status_line, write
+from .shared_options import SAMPLING_NAMES
 
 
 def run(prompt, model, dtype, kv_dtype, threads, system, raw, explain, json, **sampling) -> int:
