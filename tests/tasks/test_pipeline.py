@@ -158,7 +158,10 @@ def test_dtypes(folders, backend):
     path = folders["pixart"][0]
     exact, few = (open_pipeline(path, dtype, "auto", backend) for dtype in ("auto", "int8"))
     assert (exact.arithmetic, few.arithmetic) == ("float32", "int8")
-    assert few.denoiser.kv_dtype == "int8" and exact.stored.keys() == few.stored.keys()
+    assert (exact.denoiser.kv_dtype, few.denoiser.kv_dtype) == ("bfloat16", "int8")
+    assert few.text.network.kv_dtype == "bfloat16"
+    assert open_pipeline(path, "int8", "bfloat16", backend).denoiser.kv_dtype == "bfloat16"
+    assert exact.stored.keys() == few.stored.keys()
     assert exact.stored["transformer/patches.weight"] == 4 * 48 * 16
     smaller = {name for name in few.stored if few.stored[name] < exact.stored[name]}
     assert not any(name.startswith("vae/") for name in smaller)
