@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from forwardpass import config
+from forwardpass.errors import CapacityError
 from forwardpass.models.arena import Planner, rows_by_level
 
 
@@ -128,3 +130,14 @@ def test_memory_follows_what_is_needed():
     planner.forget()
     planner.program.memory = {}
     assert not planner.memory_bytes
+
+
+def test_more_memory_than_there_is_is_not_taken(monkeypatch):
+    planner = Planner(Program())
+    planner.conv(planner.buffer(16), planner.buffer(16), (None, None), size=3, label="")
+    monkeypatch.setattr(config, "available_memory", lambda: 2 * 64 * 16 * 4)
+    planner.run(np.array([[8, 8]], np.int32), 1, {})
+    with pytest.raises(CapacityError, match=r"needs 16.*smaller pictures"):
+        planner.run(np.array([[16, 8]], np.int32), 1, {})
+    assert not planner.memory_bytes
+    planner.run(np.array([[8, 8]], np.int32), 1, {})

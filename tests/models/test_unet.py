@@ -9,6 +9,8 @@ import pytest
 
 import tiny_unets
 from forwardpass.errors import ModelFileError, ParameterError
+from forwardpass.models import unet_costs
+from forwardpass.models.arena import rows_by_level
 from kernel_tools import ISAS
 
 SIZES, LENGTHS, STEPS = ((8, 8), (9, 7), (5, 12)), (7, 1, 11), np.array([999, 1, 500.5], np.float32)
@@ -160,6 +162,15 @@ def test_what_it_says_of_itself(made):
     assert ours.flops(16, 16, 7) > 3 * ours.flops(8, 8, 7) > 0
     assert ours.activation_bytes([(8, 8)] * 2, [5, 5]) > ours.activation_bytes([(8, 8)], [5])
     assert made("zeros at two edges")[1].patch == 2 and made("three levels")[1].out_channels == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_its_buffers_take_a_fifth_more_than_must_be_alive_at_most(made, tmp_path, dtype):
+    model, _ = made("three levels")
+    ours = tiny_unets.load(model, tmp_path, dtype)
+    for sizes in [(64, 64)], [(40, 31), (64, 64), (9, 100)]:
+        alive = unet_costs.unet_activations(ours.spec, sizes)
+        assert alive <= ours._pass.planner.bytes(rows_by_level(sizes, ours._pass.levels)) <= 1.2 * alive
 
 
 def test_times_are_counted_by_operation(made):

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from forwardpass import config
 from forwardpass.backends.protocol import Program
+from forwardpass.errors import CapacityError
 
 _ALIGN = 16
 """Floats; a cache line."""
@@ -85,11 +87,17 @@ class Planner:
 
     def run(self, sizes: np.ndarray, levels: int, bound: Mapping[int, np.ndarray], **facts: Any) -> None:
         """Run the program over images. sizes: int32 [images, 2];  levels: how many there are;  bound, facts: as
-        Program.run takes them."""
+        Program.run takes them. Raises CapacityError where memory is short: it would be taken all the same, until the
+        system ends some process."""
         rows = rows_by_level(sizes, levels)
         places, length = self.plan(rows)
         if not length <= self._memory.size <= 4 * length + 4096:  # not much more is kept than what is needed
             self._memory = np.empty(0, np.float32)  # the old goes before the new comes
+            free = config.available_memory()
+            if 4 * length > free:
+                raise CapacityError(f"a pass over pictures of this size needs {config.memory_text(4 * length)}; "
+                                    f"{config.memory_text(free)} of memory are free: ask for smaller pictures, or for "
+                                    "fewer at a time")
             self._memory = np.empty(length + _ALIGN, np.float32)
         start = -(self._memory.ctypes.data // 4) % _ALIGN
         inner = []
