@@ -92,8 +92,8 @@ def open_pipeline(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     dtype: "auto", every tensor as stored; "float32" and "bfloat16", all components. The dtypes of fewer bits are those
     of the denoiser's matrices ("int8" is "w8a8"): what it makes of steps, classes and patches, its last product and the
     autoencoder stay as stored, since an error there is felt in every pixel. Where its activations have eight bits, so
-    have its keys and values, unless kv_dtype says otherwise: that changes a prediction less than the products do. A text
-    encoder then has "w8a16" weights, or those of "int4": it runs once a prompt, and its states go into every step.
+    have its keys and values, unless kv_dtype says otherwise: that changes a prediction less than the products do. A
+    text encoder then has "w8a16" weights, or those of "int4": it runs once a prompt, and its states go into every step.
 
     Everything is checked before weights are read. Raises ModelFileError, UnsupportedModelError, ParameterError or
     CapacityError; nothing stays open.
