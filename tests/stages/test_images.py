@@ -124,7 +124,9 @@ def test_grey_palette_and_cmyk():
                  saved(Image.fromarray(grey), "PPM")):
         np.testing.assert_array_equal(pixels(form), three)
     bits = Image.fromarray(grey).convert("1")
-    np.testing.assert_array_equal(pixels(saved(bits, "TIFF", compression="group4"))[:, :, 1], np.asarray(bits) * 255)
+    np.testing.assert_array_equal(pixels(saved(bits, "TIFF"))[:, :, 1], np.asarray(bits) * 255)
+    with pytest.raises(ParameterError, match="fax: expected a TIFF image with another compression"):
+        read_image(saved(bits, "TIFF", compression="group4"), "fax")
     cmyk = Image.new("CMYK", (4, 4), (0, 255, 255, 0))
     np.testing.assert_array_equal(pixels(saved(cmyk, "TIFF")), np.broadcast_to([255, 0, 0], (4, 4, 3)))
     jpeg = pixels(saved(cmyk, "JPEG", quality=95)).reshape(-1, 3).mean(axis=0)

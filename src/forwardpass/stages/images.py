@@ -31,6 +31,8 @@ SUFFIXES = (".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", "
 """How names of such files end."""
 WORTH = "a PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, PNM or QOI image"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_FAX = ("tiff_ccitt", "group3", "group4")
+"""Compressions of TIFF files. Of damaged ones libtiff tells on stderr by itself, a line for each of the image's."""
 _PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
 
 
@@ -172,6 +174,9 @@ def _opened(image: Any, name: str, max_pixels: int) -> Picture:
         except Image.DecompressionBombError:
             raise _too_large(name, "too many", max_pixels) from None
         picture = _sized(picture, name, max_pixels)
+        if picture.format == "TIFF" and picture.info.get("compression") in _FAX:
+            raise ParameterError(f"{name}: expected a TIFF image with another compression than a fax's (CCITT); save "
+                                 "it anew, say as PNG")
         if opened:
             picture.load()
         return picture
