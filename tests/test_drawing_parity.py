@@ -32,6 +32,7 @@ def write(name, path):
         tiny_pipelines.write_pixart(path)
     elif name == "sd":
         tiny_pipelines.write_stable_diffusion(path)
+        tiny_pipelines.write_scheduler(path, skip_prk_steps=True)
     else:
         tiny_pipelines.write_stable_diffusion(path, kind="LatentConsistencyModelPipeline", unet={
             "time_cond_proj_dim": 32}, scheduler=("diffusers", "LCMScheduler"))
@@ -49,8 +50,13 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(folders):
     """models(name) -> the pipeline loaded here, in float32."""
+    def load(name):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*safety checker")
+            return opened.enter_context(forwardpass.load(folders(name), dtype="float32", threads=2))
+
     with ExitStack() as opened:
-        yield lru_cache(lambda name: opened.enter_context(forwardpass.load(folders(name), dtype="float32", threads=2)))
+        yield lru_cache(load)
 
 
 def theirs(path, kind, scheduler=None):
@@ -62,9 +68,9 @@ def theirs(path, kind, scheduler=None):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipeline = getattr(diffusers, kind).from_pretrained(path)
+        if scheduler:
+            pipeline.scheduler = getattr(diffusers, scheduler).from_config(pipeline.scheduler.config)
     pipeline.set_progress_bar_config(disable=True)
-    if scheduler:
-        pipeline.scheduler = getattr(diffusers, scheduler).from_config(pipeline.scheduler.config)
     return pipeline
 
 

@@ -35,6 +35,8 @@ def explain(model, prompt: Any, params: Mapping[str, Any]) -> Report:
     counted = [Counted("denoise", "preprocess", "tokenise", drawing.timings["preprocess"])]
     for part in parts:
         for own, operations in part.timings().items():
+            if own not in _STAGES:  # a text encoder's head, which nobody asks here
+                continue
             phase, stage = _STAGES[own]
             found = costs.get(stage, {})
             passes = max(1, sum(step.kind == phase for step in steps))
