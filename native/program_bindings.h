@@ -45,7 +45,8 @@ struct PyProgram {
 
   int add_buffer(int64_t width, int space) {
     require(width > 0, "buffer width");
-    require(space >= fp::kContext && space < fp::kMostLevels, "a buffer's space is a level from 0 on, images or contexts");
+    require(space >= fp::kContext && space < fp::kMostLevels,
+            "a buffer's space is a level from 0 to 15, or that of images or contexts");
     needs_starts = needs_starts || space != 0;
     needs_contexts = needs_contexts || space == fp::kContext;
     needs_sizes = needs_sizes || space > 0;

@@ -167,7 +167,10 @@ bool Program::carries_over(int id) const {
     if (stretches_[i].end) {
       end = stretches_[i].end;
       const size_t at = first_touch(i, id);
-      if (at < end && (ops_[at].out != id || !fills(ops_[at], widths_[size_t(id)], ops_[at].in < 0 ? 0 : widths_[size_t(ops_[at].in)]))) return true;
+      if (at < end) {
+        const Op& op = ops_[at];
+        if (op.out != id || !fills(op, widths_[size_t(id)], op.in < 0 ? 0 : widths_[size_t(op.in)])) return true;
+      }
     }
     if (i >= end && (ops_[i].in == id || ops_[i].out == id)) return true;
   }
@@ -179,8 +182,9 @@ void Program::find_stretches() {
   for (size_t begin = 0, end; begin < ops_.size(); begin = std::max(end, begin + 1)) {
     int64_t weights = 0, most = 1;  // bytes, most of a row
     bool product = false;
-    for (end = begin; end < ops_.size() && treats_rows_alone(ops_[end]) && space(ops_[end]) == space(ops_[begin]); ++end) {
+    for (end = begin; end < ops_.size(); ++end) {
       const Op& op = ops_[end];
+      if (!treats_rows_alone(op) || space(op) != space(ops_[begin])) break;
       int64_t row = (widths_[size_t(op.out)] + (op.in < 0 ? 0 : widths_[size_t(op.in)])) * 4;
       if (is_product(op)) {
         product = true;

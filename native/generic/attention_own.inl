@@ -1,4 +1,5 @@
-// The plan "own", for keys that nobody keeps (Own, Context). An item is a (sequence, KV head), of a long text a part of its query rows.
+// The plan "own", for keys that nobody keeps (Own, Context). An item is a (sequence, KV head), of a long one a part of its
+// query rows.
 
 constexpr int64_t kOwnPart = 256;  // query rows below which no second thread appends for itself
 
