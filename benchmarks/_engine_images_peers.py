@@ -1,5 +1,5 @@
-"""torch (transformers, diffusers), OpenVINO and onnxruntime on images; run by `_worker` in the environment that has
-them. They get pixels or latents that are ready, as tensors."""
+"""torch (through transformers and diffusers) and OpenVINO on images; run by `_worker` in the environment that has them.
+They get pixels or latents that are ready, as tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 class Peer:
-    """engine: "torch", "openvino", "onnxruntime" (vit, dinov2) or "diffusers" (dit, unet);  dtype: "float32" or
+    """engine: "torch", "openvino" (vit) or "diffusers" (dit, unet);  dtype: "float32" or
     "bfloat16"."""
 
     def __init__(self, kind: str, model: str, threads: int, engine: str, dtype: str):
         self.kind, self.facts = kind, {"ways": [""], "spins_s": 0.25}
-        if engine == "onnxruntime":
-            return self.open_onnxruntime(model, threads)
         import torch
 
         torch.set_num_threads(threads)
@@ -48,19 +46,6 @@ class Peer:
         compiled = openvino.Core().compile_model(converted, "CPU", settings)
         self.facts["version"] = f"openvino {openvino.__version__}"
         self.read = lambda pixels: compiled(pixels)[0][:, 0]
-
-    def open_onnxruntime(self, model: str, threads: int) -> None:
-        from pathlib import Path
-
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        (file,) = Path(model).glob("*.onnx")
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        name = session.get_inputs()[0].name
-        self.facts["version"] = f"onnxruntime {onnxruntime.__version__}"
-        self.read = lambda pixels: class_vector(session.run(None, {name: pixels})[0])
 
     def open_diffusers(self, model: str, threads: int, dtype: str) -> None:
         import diffusers
@@ -99,11 +84,6 @@ class Peer:
     def draw(self, size: list[int], steps: int, file: str) -> None:
         guidance = _denoising.GUIDANCE[self.kind]
         np.save(file, _denoising.draw(self.predict, _denoising.noise(tuple(size)), steps, guidance))
-
-
-def class_vector(output: np.ndarray) -> np.ndarray:
-    """The class token's row of hidden states [images, rows, width], or the vectors as they are."""
-    return output[:, 0] if output.ndim == 3 else output
 
 
 if __name__ == "__main__":

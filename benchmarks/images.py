@@ -5,7 +5,7 @@
     python benchmarks/images.py --only unet --peer diffusers --peer-python /path/to/peers/bin/python
 
 vit: ViT-B/16, batches of 8 images, from pixels to vectors: images_s, and the mean cosine of the vectors to those of
-float32.  dinov2: real weights (catalogue), the cosine to float32 of onnxruntime, or ours where that peer does not run.
+float32.  dinov2: the same with real weights (catalogue), the cosine to our float32: its file has no other.
 dit, unet: DiT-XL/2 at 256 x 256 and Stable Diffusion 1.5's UNet at 512 x 512. step_s: seconds of a step with guidance,
 two latents in one pass. psnr_db: of latents after --steps steps from the same noise, to those of diffusers in float32,
 or ours.
@@ -30,15 +30,15 @@ from _common import Engine
 
 KINDS = ("vit", "dit", "unet", "dinov2")
 LATENTS = {"dit": (32, 32), "unet": (64, 64)}
-PEERS = {"vit": ("torch", "openvino"), "dinov2": ("onnxruntime",), "dit": ("diffusers",), "unet": ("diffusers",)}
+PEERS = {"vit": ("torch", "openvino"), "dinov2": (), "dit": ("diffusers",), "unet": ("diffusers",)}
 BATCH = 8
 
 
 def main() -> int:
-    parser = _common.parser(__doc__, ("torch", "openvino", "onnxruntime", "diffusers"), rounds=3)
+    parser = _common.parser(__doc__, ("torch", "openvino", "diffusers"), rounds=3)
     parser.add_argument("--only", action="append", choices=KINDS, help="repeatable (default: all)")
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16", "w8a16", "int8"),
-                        help="of ours; repeatable (default: int8, of vit also bfloat16, and float32 where no peer is)")
+                        help="of ours; repeatable (default: int8, of what sees all, else float32 if no peer is)")
     parser.add_argument("--steps", type=int, default=4, help="drawn for psnr_db (default %(default)s)")
     parser.add_argument("--folder", help="where the random weights are kept (default: a temporary folder)")
     parser.add_argument("--shapes-python", help="interpreter that makes them (default: that of the peers)")
@@ -85,7 +85,7 @@ def open_engines(options, kind: str, model: str, threads: int, dtypes: tuple[str
     for peer in dict.fromkeys(options.peer):
         if peer not in PEERS[kind]:
             continue
-        for dtype in ("float32",) if peer == "onnxruntime" else ("bfloat16", "float32"):
+        for dtype in ("bfloat16", "float32"):
             engine = Engine(f"{peer}-{dtype}", "_engine_images_peers.py", _common.pythons(options, peer), kind=kind,
                             model=model, threads=threads, engine=peer, dtype=dtype)
             for problem in engine.problems:
@@ -107,7 +107,7 @@ def limits(ours: dict[str, Engine], quick: bool) -> float:
 
 def seeing(options, kind: str, folder: Path, threads: int) -> dict:
     model = model_of(options, kind, folder)
-    ours, peers, missing = open_engines(options, kind, model, threads, ("int8", "bfloat16"))
+    ours, peers, missing = open_engines(options, kind, model, threads, ("int8", "w8a16", "bfloat16"))
     first, found = next(iter(ours.values())).workers[0], []
     with tempfile.TemporaryDirectory() as temporary:
         pixels = str(Path(temporary) / "pixels.npy")
