@@ -80,7 +80,7 @@ def test_pull_fails_in_one_line(file, tmp_path, capsys):
 def test_run_fetches_an_absent_model(models, entry, capsys, monkeypatch):
     asked = []
 
-    def install(row, sources, progress):
+    def install(row, sources, progress, others):
         asked.append(row)
         progress("fetching", 0, 10)
         return entry.path()
