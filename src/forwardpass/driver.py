@@ -103,12 +103,13 @@ class Driver:
         before = self._thread
         number = 0 if before is None else before.ident
         self._thread = threading.Thread(target=self._run, args=(number,), name="forwardpass-driver", daemon=True)
+        self.restarts += before is not None  # known before anybody hears of what the new thread does first
         try:
             self._thread.start()
         except BaseException:  # no threads left: the next one that rings tries again
             self._thread = before
+            self.restarts -= before is not None
             raise
-        self.restarts += before is not None
 
     def _run(self, before: int) -> None:
         """What the thread does. It never ends of its own; if something ends it, another one takes its place."""

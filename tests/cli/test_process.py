@@ -12,6 +12,7 @@ RUN_IMPORTS = {
     "forwardpass.cli",
     "forwardpass.cli.fastparse",
     "forwardpass.cli.option_kinds",
+    "forwardpass.cli.shared_options",
     "forwardpass.cli.options",
     "forwardpass.cli.output",
     "forwardpass.cli.progress",

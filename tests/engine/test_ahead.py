@@ -37,7 +37,7 @@ def test_running_ahead_takes_several_steps_in_one_call():
         engine.step()
         calls += 1
     assert engine.steps == 40 and calls < 10
-    assert engine.last[-1] == ([(1, 3 + 40 - 2)], 1, [], [])
+    assert engine.last[-1] == Step([(1, 3 + 40 - 2)], 1, [], [])
 
 
 @pytest.mark.parametrize("length", range(1, 12))
