@@ -38,7 +38,7 @@ def explain(model, prompt: Any, params: Mapping[str, Any]) -> Report:
             if own not in _STAGES:  # a text encoder's head, which nobody asks here
                 continue
             phase, stage = _STAGES[own]
-            found = costs.get(stage, {})
+            found = costs.get((phase, stage), {})
             passes = max(1, sum(step.kind == phase for step in steps))
             nbytes = sum(cost.bytes for cost in found.values()) // passes
             counted += [Counted(phase, stage, op, seconds, found.get(op, Cost()), nbytes)
@@ -49,13 +49,13 @@ def explain(model, prompt: Any, params: Mapping[str, Any]) -> Report:
     return reported(model, drawing, counted, _notes(model, steps, drawing), drawing=True)
 
 
-def _costs(model, steps: Iterable[Any]) -> dict[str, dict[str, Cost]]:
-    """Stage -> operation -> what the steps had to do. A pass reads its weights once for all of its pictures."""
+def _costs(model, steps: Iterable[Any]) -> dict[tuple[str, str], dict[str, Cost]]:
+    """Phase and stage -> operation -> what the steps had to do. A pass reads its weights once for all of its pictures."""
     width = WIDTH[model.arithmetic]
-    found: dict[str, dict[str, Cost]] = {}
+    found: dict[tuple[str, str], dict[str, Cost]] = {}
 
-    def add(stage: str, operations: Mapping[str, Cost]) -> None:
-        mine = found.setdefault(stage, {})
+    def add(phase: str, stage: str, operations: Mapping[str, Cost]) -> None:
+        mine = found.setdefault((phase, stage), {})
         for op, cost in operations.items():
             mine[op] = mine.get(op, Cost()) + cost
 
@@ -66,14 +66,14 @@ def _costs(model, steps: Iterable[Any]) -> dict[str, dict[str, Cost]]:
             spec = model.text.network.spec
             for stage, operations in stage_costs(spec, stored, step.contexts, [0] * len(step.contexts),
                                                  model.kv_dtype, 0).items():
-                add(stage, operations)
+                add(step.kind, stage, operations)
         elif step.kind == "denoise":
             for i, ((height, wide), context) in enumerate(zip(step.sizes, step.contexts, strict=True)):
-                add("denoise", {op: Cost(cost.flops, 0 if i else cost.read * width) for op, cost in
+                add(step.kind, "denoise", {op: Cost(cost.flops, 0 if i else cost.read * width) for op, cost in
                                 model.denoiser.operations(height, wide, context).items()})
         elif model.autoencoder:
             for height, wide in step.sizes:
-                add(step.kind, {op: Cost(cost.flops, cost.read * max(2, width)) for op, cost in
+                add(step.kind, step.kind, {op: Cost(cost.flops, cost.read * max(2, width)) for op, cost in
                                 model.autoencoder.operations(height, wide, step.kind == "encode").items()})
     return found
 
