@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from forwardpass.engine import Step
 from forwardpass.errors import ForwardpassError
 from script_lm import EOS, VOCAB, idle, make, mixed, start
 
