@@ -25,8 +25,9 @@ from forwardpass.errors import (
 )
 
 if TYPE_CHECKING:
-    from forwardpass.contracts import Candidate, Completion, Entity, Piece, Score
+    from forwardpass.contracts import Candidate, Completion, Drawing, DrawingStep, Entity, Piece, Score
     from forwardpass.tasks.async_model import AsyncModel
+    from forwardpass.tasks.drawing import DrawingModel
     from forwardpass.tasks.host import Host
     from forwardpass.tasks.model import Model, load
 
@@ -35,10 +36,11 @@ __version__ = "0.1.0"
 _LAZY = {"load": "forwardpass.tasks.model", "Model": "forwardpass.tasks.model", "Completion": "forwardpass.contracts",
          "Piece": "forwardpass.contracts", "Score": "forwardpass.contracts", "Entity": "forwardpass.contracts",
          "Candidate": "forwardpass.contracts", "Host": "forwardpass.tasks.host",
-         "AsyncModel": "forwardpass.tasks.async_model"}
+         "AsyncModel": "forwardpass.tasks.async_model", "Drawing": "forwardpass.contracts",
+         "DrawingStep": "forwardpass.contracts", "DrawingModel": "forwardpass.tasks.drawing"}
 
 __all__ = ["AsyncModel", "BusyError", "Candidate", "CapacityError", "Completion", "ContextLengthError",
-           "DeadlineError", "Entity", "FetchError", "ForwardpassError", "Host", "Model", "ModelFileError",
+           "DeadlineError", "Drawing", "DrawingModel", "DrawingStep", "Entity", "FetchError", "ForwardpassError", "Host", "Model", "ModelFileError",
            "ParameterError", "Piece", "Score", "TemplateError", "UnknownModelError", "UnsupportedModelError", "load"]
 
 

@@ -50,7 +50,7 @@ def explain(model, prompt: Any, params: Mapping[str, Any]) -> Report:
 
 
 def _costs(model, steps: Iterable[Any]) -> dict[tuple[str, str], dict[str, Cost]]:
-    """Phase and stage -> operation -> what the steps had to do. A pass reads its weights once for all of its pictures."""
+    """Phase and stage -> operation -> what the steps had to do. A pass reads its weights once for all its pictures."""
     width = WIDTH[model.arithmetic]
     found: dict[tuple[str, str], dict[str, Cost]] = {}
 
