@@ -40,8 +40,9 @@ _LAZY = {"load": "forwardpass.tasks.model", "Model": "forwardpass.tasks.model", 
          "DrawingStep": "forwardpass.contracts", "DrawingModel": "forwardpass.tasks.drawing"}
 
 __all__ = ["AsyncModel", "BusyError", "Candidate", "CapacityError", "Completion", "ContextLengthError",
-           "DeadlineError", "Drawing", "DrawingModel", "DrawingStep", "Entity", "FetchError", "ForwardpassError", "Host", "Model", "ModelFileError",
-           "ParameterError", "Piece", "Score", "TemplateError", "UnknownModelError", "UnsupportedModelError", "load"]
+           "DeadlineError", "Drawing", "DrawingModel", "DrawingStep", "Entity", "FetchError", "ForwardpassError",
+           "Host", "Model", "ModelFileError", "ParameterError", "Piece", "Score", "TemplateError", "UnknownModelError",
+           "UnsupportedModelError", "load"]
 
 
 def __getattr__(name: str) -> Any:
