@@ -3,6 +3,7 @@ begin with, steps told, and the life of the model."""
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -362,6 +363,52 @@ def test_a_closed_model_says_so(tmp_path):
     model.close()
     with pytest.raises(ParameterError, match="the model is closed"):
         model.draw("owl")
+
+
+def test_closing_ends_what_is_being_drawn(tmp_path):
+    """With an error that says why, wherever in a call the model is closed, and never half a picture."""
+    model = DrawingModel(opened(tmp_path))
+    seen = []
+
+    def close(step, timestep, latents, about):
+        seen.append(step)
+        model.close()
+        with pytest.raises(ParameterError, match="closed"):
+            about.preview()
+
+    with pytest.raises(ParameterError, match="closed before all pictures were drawn"):
+        model.draw("owl", callback_on_step_end=close, **STEPS)
+    assert seen == [0]
+    for delay in range(6):
+        model, begun, errors = DrawingModel(opened(tmp_path)), threading.Barrier(4), []
+
+        def draw(model=model, begun=begun, errors=errors):
+            begun.wait()
+            try:
+                while True:
+                    model.draw("owl", num_inference_steps=2)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=draw) for _ in range(3)]
+        for one in threads:
+            one.start()
+        begun.wait()
+        time.sleep(delay * 0.003)
+        model.close()
+        for one in threads:
+            one.join(30)
+        assert len(errors) == 3 and all(type(one) is ParameterError and "closed" in str(one) for one in errors), errors
+
+
+def test_prompts_of_any_length_and_arrays_without_axes(labels):
+    for prompt in ("7" * 5000, "o" * 500_000, "\u0663" * 4400):
+        with pytest.raises(ParameterError, match="there is no label"):
+            labels.draw(prompt)
+    one = labels.draw(np.array(1), seed=np.array(6), **STEPS)
+    assert one.seeds == [6] and same(pixels(one), pixels(labels.draw(1, seed=6, **STEPS)))
+    with pytest.raises(ParameterError, match="seed must be a whole number"):
+        labels.draw(1, seed=np.array(6.0))
 
 
 def test_load_and_host_tell_pipelines_by_their_index(tmp_path, monkeypatch, tiny_folder):

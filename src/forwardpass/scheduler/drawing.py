@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forwardpass.errors import ParameterError
 from forwardpass.scheduler.job import Job
 from forwardpass.scheduler.pictures import Picture, PictureScheduler
 
@@ -73,6 +74,11 @@ class Drawing(Job):
         self._left -= 1
         if not self._left:
             self.end()
+
+    def cancel(self) -> None:
+        """What is half drawn is of no use: whoever waits is told that there will be nothing."""
+        self.fail(self.error or ParameterError("the model was closed before all pictures were drawn; load it again to "
+                                               "use it"))
 
     def timings(self) -> dict[str, float]:
         """Seconds: total since the request came, and the stages' shares of the steps it was in; and how many denoising

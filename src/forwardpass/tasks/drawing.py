@@ -14,6 +14,7 @@ from forwardpass.contracts import Drawing, DrawingStep
 from forwardpass.decoding import _checks as check
 from forwardpass.decoding.noise.schedule import NoiseSchedule, read_schedule
 from forwardpass.errors import ParameterError, UnsupportedModelError
+from forwardpass.models.denoiser import Denoiser
 from forwardpass.models.task_settings import TaskSettings
 from forwardpass.pictures import PictureEngine
 from forwardpass.scheduler.drawing import Drawing as Drawn
@@ -24,9 +25,9 @@ from forwardpass.stages.pictures import from_pixels
 from forwardpass.stages.texts import Limit, encode_texts
 from forwardpass.tasks import picture_wishes as wishes
 from forwardpass.tasks.abilities import NEEDS, require
-from forwardpass.tasks.loaded import Loaded
+from forwardpass.tasks.loaded import CLOSED, Loaded
 from forwardpass.tasks.notices import notice
-from forwardpass.tasks.pipeline import OpenedPipeline
+from forwardpass.tasks.pipeline import OpenedPipeline, TextEncoder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,7 +55,7 @@ class DrawingModel(Loaded):
         """budget: of several models (see Host); None = this one is alone."""
         self.path = opened.path
         self.pipeline = opened.name
-        self.denoiser, self.autoencoder, self.text = opened.denoiser, opened.autoencoder, opened.text
+        self._opened: OpenedPipeline | None = opened
         self.spec = opened.denoiser.spec
         self.tokenizer = opened.text.tokenizer if opened.text else None
         self.labels = opened.labels
@@ -75,6 +76,26 @@ class DrawingModel(Loaded):
                                      budget)
         for sentence in opened.warnings:
             warnings.warn(sentence, stacklevel=4)
+
+    @property
+    def _parts(self) -> OpenedPipeline:
+        """Raises ParameterError once the model is closed, by another thread perhaps and in the middle of a call."""
+        opened = self._opened
+        if opened is None:
+            raise ParameterError(CLOSED)
+        return opened
+
+    @property
+    def denoiser(self) -> Denoiser:
+        return self._parts.denoiser
+
+    @property
+    def autoencoder(self) -> Any | None:
+        return self._parts.autoencoder
+
+    @property
+    def text(self) -> TextEncoder | None:
+        return self._parts.text
 
     def draw(self, prompt: str | int | Sequence[str] | Sequence[int], *,
              negative_prompt: str | Sequence[str] | None = None, num_inference_steps: int | None = None,
@@ -140,7 +161,7 @@ class DrawingModel(Loaded):
     def close(self) -> None:
         """End all requests and free the model's memory. Closing twice is harmless."""
         super().close()
-        self.denoiser = self.autoencoder = self.text = None
+        self._opened = None
 
     def __repr__(self) -> str:
         return f"<forwardpass.DrawingModel {self.path.name}: {self.pipeline}, {self.dtype}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from forwardpass.errors import ParameterError
+from forwardpass.scheduler.jobs import CLOSED
 
 
 class Loaded:
@@ -16,7 +17,7 @@ class Loaded:
     def engine(self) -> Any:
         engine = self._engine  # read once: another thread may close the model
         if engine is None:
-            raise ParameterError("the model is closed; load it again to use it")
+            raise ParameterError(CLOSED)
         return engine
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ MOST = 4096
 """Pictures of one call."""
 LISTED = 40
 """Labels that an error lists at most."""
+LONGEST_LABEL = 200
+"""Characters of a text that may be a label; a longer one is not compared with them."""
 _SEED = check.integer(0, SEED_LIMIT - 1)
 _GUIDANCE = check.number(0, 1000, note="up to 1 nothing is guided")
 
@@ -32,6 +34,7 @@ class Size:
 
 def prompts(given: Any, takes: str) -> list[Any]:
     """A list of prompts; a single one is a list of one. takes: "text" or "label", as of Denoiser."""
+    given = _scalar(given)
     listed = list(given) if isinstance(given, (list, tuple, np.ndarray)) else [given]
     if not listed:
         raise ParameterError("prompt: expected at least one, found an empty list")
@@ -75,12 +78,14 @@ def label(given: Any, labels: Mapping[str, int], count: int) -> int:
         folded.setdefault(name.casefold(), name)
     if wanted.casefold() in folded:
         return labels[folded[wanted.casefold()]]
-    if wanted.isdecimal() and int(wanted) < count:
+    if wanted.isdecimal() and len(wanted) <= LONGEST_LABEL and int(wanted) < count:
         return int(wanted)
     if not labels:
         raise ParameterError(f"prompt: there is no label {given[:60]!r}: this model's files name none; give a "
                              f"number from 0 to {count - 1}")
-    near = [folded[name] for name in get_close_matches(wanted.casefold(), folded, n=5, cutoff=0.5)]
+    near = []
+    if len(wanted) <= LONGEST_LABEL:  # the time that comparing takes grows with it
+        near = [folded[name] for name in get_close_matches(wanted.casefold(), folded, n=5, cutoff=0.5)]
     listed = near + [name for name in labels if name not in near]
     more = f", ... ({len(labels)} in all)" if len(listed) > LISTED else ""
     raise ParameterError(f"prompt: there is no label {given[:60]!r}; there are: {', '.join(listed[:LISTED])}{more}")
@@ -89,6 +94,7 @@ def label(given: Any, labels: Mapping[str, int], count: int) -> int:
 def seeds(given: Any, prompt_count: int, each: int) -> list[int]:
     """Of each picture, those of the first prompt first. Every prompt counts on from the same one, as if it were alone;
     without any, each has one of its own."""
+    given = _scalar(given)
     if given is None:
         begin = [fresh_seed() for _ in range(prompt_count)]
     elif is_whole(given):
@@ -144,6 +150,11 @@ def latents(given: Any, pictures: int, channels: int) -> np.ndarray:
     if not np.isfinite(found).all():
         raise ParameterError("latents must be finite numbers")
     return found
+
+
+def _scalar(value: Any) -> Any:
+    """An array without axes as what is in it."""
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def is_whole(value: Any) -> bool:
