@@ -53,8 +53,18 @@ def test_the_official_client(listening, shelf):
     assert caught.value.param == "prompt" and "owl" in caught.value.message
 
 
+def test_pictures_that_would_hold_everybody_up(reading):
+    """Four times the pixels that the model was trained at, of any shape, and no more."""
+    for size in ("16x16", "32x8"):
+        assert ask(reading, size=size, num_inference_steps=1).json()["size"] == size
+    for size in ("18x16", "2x130", "4000x4000"):
+        error = ask(reading, size=size).json()["error"]
+        assert error["param"] == "size" and "256 in all" in error["message"] and "(8x8)" in error["message"]
+
+
 @pytest.mark.parametrize("change, param", [
-    ({"prompt": "dog"}, "prompt"), ({"n": 0}, "n"), ({"n": 17}, "n"), ({"n": 1.5}, "n"), ({"size": "0x8"}, "size"),
+    ({"prompt": "dog"}, "prompt"), ({"prompt": "8" * 5000}, "prompt"),
+    ({"n": 0}, "n"), ({"n": 17}, "n"), ({"n": 1.5}, "n"), ({"size": "0x8"}, "size"),
     ({"size": "9999x9999"}, "size"), ({"size": "7x8"}, "size"), ({"size": "large"}, "size"), ({"seed": -1}, "seed"),
     ({"num_inference_steps": 0}, "num_inference_steps"), ({"num_inference_steps": 1001}, "num_inference_steps"),
     ({"guidance_scale": -1}, "guidance_scale"), ({"response_format": "url"}, "response_format"),
