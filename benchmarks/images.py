@@ -12,7 +12,7 @@ or ours.
 
 The weights are made once by --shapes-python (transformers and diffusers), in --folder if it is to be kept. ratio: ours
 in int8 (weights and activations) over the peers. of_limit: operations a second over the int8 matrix rate measured in
-this run. memory: what the process takes at most over weights and activations as the cost model counts them.
+this run. memory: what the process takes at most beside the loaded weights, over the activations of the cost model.
 """
 
 from __future__ import annotations
@@ -165,12 +165,11 @@ def drawing(options, kind: str, folder: Path, threads: int) -> dict:
                       "psnr_db": _denoising.psnr(drawn[name], reference)} for name, engine in (ours | peers).items()}
     limit = median(found)
     share = {name: costs[name]["flops"] / figures[name]["step_s"] / limit for name in ours}
-    memory = {name: {**one, "ratio": one["peak_bytes"] / (one["weights_bytes"] + one["activation_bytes"])}
-              for name, one in costs.items()}
+    memory = {name: {**one, "ratio": one["peak_bytes"] / one["activation_bytes"]} for name, one in costs.items()}
     some = next(iter(costs.values()))
     print(f"\n{kind}: latents of {size[0]} x {size[1]}, {some['flops'] / 1e12:.2f} T operations a step; int8 matrix "
           f"limit {limit / 1e12:.2f} TOPS; PSNR after {options.steps} steps")
-    _common.print_table(["engine", "seconds a step", "PSNR, dB", "of the int8 limit", "memory / counted"],
+    _common.print_table(["engine", "seconds a step", "PSNR, dB", "of the int8 limit", "activations / counted"],
                         [[name, _common.number(one["step_s"]), _common.number(one["psnr_db"]),
                           f"{share[name]:.0%}" if name in share else "",
                           _common.number(memory[name]["ratio"]) if name in memory else ""]
