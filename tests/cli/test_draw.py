@@ -109,3 +109,33 @@ def test_what_is_refused(line, tmp_path, capsys, words, said):
     err = capsys.readouterr().err
     assert err.startswith("error: ") and said in err and err.count("\n") == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("words, said", [
+    (["-o", "/proc/owl.png"], "/proc/owl.png: the file could not be written"),
+    (["-o", "o.png", "--preview", "/proc/owl.gif"], "/proc/owl.gif: the file could not be written"),
+    (["-o", "o.webp", "--columns", "9", "--scale", "64"], "a WEBP file has at most 16,383 pixels a side"),
+    (["-o", "o.jpg", "--columns", "33", "--scale", "64"], "a JPEG file has at most 65,500 pixels a side"),
+    (["-o", "o.png", "--columns", "9", "--scale", "64"], "is too large"),
+    (["-o", "o.png", "--preview", "o.gif", "--columns", "4", "--scale", "64"], "at most 50,000,000 pixels"),
+    (["-o", "o.png", "--separate", "--preview", "o.gif", "--scale", "64"], "at most 50,000,000 pixels"),
+])
+def test_files_that_cannot_be_written_are_told_of_before_all_is_drawn(line, tmp_path, capsys, monkeypatch, words, said):
+    steps = []
+    monkeypatch.setattr("forwardpass.cli.progress.Progress.__call__", lambda *given: steps.append(given))
+    count = {"9": 9, "33": 33, "4": 16}.get(words[words.index("--columns") + 1] if "--columns" in words else "", 16)
+    count = 64 if said == "is too large" else count
+    assert line("owl", "--num-images-per-prompt", str(count), *words) == 1
+    assert said in capsys.readouterr().err and not steps
+    assert not list(tmp_path.glob("o.*"))
+
+
+def test_what_was_there_stays_until_it_is_replaced(line, tmp_path, capsys):
+    (tmp_path / "there.png").write_bytes(b"old")
+    (tmp_path / "link.png").symlink_to("new.png")
+    assert line("wol", "-o", "there.png") == line("wol", "-o", "link.png") == 1
+    assert (tmp_path / "there.png").read_bytes() == b"old" and (tmp_path / "link.png").is_symlink()
+    assert not (tmp_path / "new.png").exists()
+    assert line("owl", "-o", "link.png") == 0
+    with Image.open(tmp_path / "new.png") as image:
+        assert image.size == (32, 32)

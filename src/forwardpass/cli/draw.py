@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..errors import ParameterError
@@ -33,7 +34,9 @@ def run(prompt, model, dtype, threads, out, scale, columns, separate, preview, j
         prompts = _prompts(prompt, loaded)
         count = len(prompts) * max(1, asked.get("num_images_per_prompt", 1))
         columns = columns or _columns(len(prompts), count)
-        watch = _Watch(count, columns, scale, progress, frames=gif is not None)
+        one = loaded.autoencoder.factor if loaded.autoencoder else 1
+        check = partial(_check_sizes, files, path, kind, separate, gif, count, columns, scale * one)
+        watch = _Watch(count, columns, scale, progress, check, frames=gif is not None)
         drawing = loaded.draw(prompts[0] if len(prompts) == 1 else prompts, callback_on_step_end=watch, **asked)
     written = _save(drawing, path, kind, columns, scale, separate, files)
     if gif:
@@ -70,17 +73,33 @@ def _columns(prompts: int, pictures: int) -> int:
     return each if prompts > 1 and each > 1 else math.ceil(math.sqrt(pictures))
 
 
-class _Watch:
-    """Sees every step of every picture: counts them, and keeps sheets of what some steps look like. frames: whether."""
+def _check_sizes(files, path: Path, kind: str, separate: bool, gif: Path | None, count: int, columns: int, scale: int,
+                 latents, steps: int) -> None:
+    """Whether what is drawn can be written, as soon as its size is known. scale: pixels of a latent, there."""
+    from ..stages.sheets import MAX_SHEET_PIXELS, sheet_size
 
-    def __init__(self, count: int, columns: int, scale: int, progress: Callable, frames: bool):
+    height, width = (side * scale for side in latents.shape[1:])
+    files.check_edges(*sheet_size(1 if separate else count, columns, width, height), kind, path)
+    if gif:
+        frames = steps // max(1, steps // FRAMES) + 1
+        files.check_edges(*sheet_size(count, columns, width, height, MAX_SHEET_PIXELS // frames), "GIF", gif)
+
+
+class _Watch:
+    """Sees every step of every picture: counts them, and keeps sheets of what some steps look like. check: called with
+    the latents of the first step, and how many steps there are;  frames: whether to keep sheets."""
+
+    def __init__(self, count: int, columns: int, scale: int, progress: Callable, check: Callable, frames: bool):
         self.frames: list = []
+        self._check = check
         self._count, self._columns, self._scale, self._progress = count, columns, scale, progress
         self._wanted = frames
         self._done = 0
         self._seen: dict[int, dict[int, object]] = {}
 
     def __call__(self, step, timestep, latents, about) -> None:
+        if not self._done:
+            self._check(latents, about.steps)
         self._done += 1
         self._progress("drawing", self._done, self._count * about.steps)
         every = max(1, about.steps // FRAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 PARAMETERS = "parameters"
 """The text of a PNG file (a tEXt or iTXt chunk) that holds them, as JSON."""
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+LONGEST = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}
+"""Pixels of an edge at most, in formats that cannot say more."""
 FRAME_MS, LAST_MS = 120, 1500
 """How long an animation shows its pictures, and the last of them."""
 
@@ -63,11 +66,37 @@ def kind_of(path: Path, kinds: Mapping[str, str], what: str) -> str:
         raise ParameterError(f"{path}: there is no folder {path.parent}; make it, or name another file")
     if path.is_dir():
         raise ParameterError(f"{path}: expected a file, found a folder")
+    try:
+        _try_to_write(path)
+    except OSError as error:
+        raise _not_written(path, error) from None
     return kind
+
+
+def check_edges(width: int, height: int, kind: str, path: Path) -> None:
+    """Raises ParameterError for a picture that its format cannot hold."""
+    most = LONGEST.get(kind, 2**31 - 1)
+    if max(width, height) > most:
+        raise ParameterError(f"{path}: a {kind} file has at most {most:,} pixels a side, and this would be {width} x "
+                             f"{height}: name a .png file, or make it smaller")
 
 
 def write_file(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise ParameterError(f"{path}: the file could not be written: {error.strerror or error}") from None
+        raise _not_written(path, error) from None
+
+
+def _try_to_write(path: Path) -> None:
+    """Open it for that, and leave everything as it was. What is no file, such as a pipe, is not touched."""
+    target = Path(os.path.realpath(path))  # a link stays, also where it leads to nothing
+    if target.is_file():
+        target.open("ab").close()
+    elif not target.exists():
+        target.open("xb").close()
+        target.unlink()
+
+
+def _not_written(path: Path, error: OSError) -> ParameterError:
+    return ParameterError(f"{path}: the file could not be written: {error.strerror or error}")
