@@ -119,7 +119,7 @@ WRONG = [
     (SMALL, {"down_block_types": [3, 4]}),
     (SMALL, {"down_block_types": ["DownBlock2D"] * 10**5}), (SMALL, {"layers_per_block": 0}),
     (SMALL, {"layers_per_block": 10**6}), (SMALL, {"layers_per_block": [1, 2, 3]}),
-    (SMALL, {"layers_per_block": True}),
+    (SMALL, {"layers_per_block": True}), (SMALL, {"layers_per_block": 60, "transformer_layers_per_block": 250}),
     (SMALL, {"attention_head_dim": 3}), (SMALL, {"attention_head_dim": 0}), (SMALL, {"attention_head_dim": "8"}),
     (SMALL, {"transformer_layers_per_block": [[1], [1]]}), (SMALL, {"transformer_layers_per_block": 10**9}),
     (SMALL, {"norm_num_groups": 5}), (SMALL, {"norm_eps": float("nan")}), (SMALL, {"norm_eps": 0}),

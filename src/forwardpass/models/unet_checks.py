@@ -25,6 +25,8 @@ MAX_BLOCKS = 64
 """Resnets of a stage."""
 MAX_DEPTH = 256
 """Layers of one transformer."""
+MAX_PARTS = 2048
+"""Resnets and layers of a whole UNet: each has a dozen tensors and more, which are listed before a file is looked at."""
 
 
 def check_unet(spec: UNetSpec) -> None:
@@ -45,6 +47,9 @@ def check_unet(spec: UNetSpec) -> None:
     _require(0 <= spec.context_width <= MAX_SIZE, f"a context of 0 (none) to {MAX_SIZE} columns", spec.context_width)
     _require(bool(spec.down) and len(spec.down) == len(spec.up), "as many stages down as up, one or more",
              f"{len(spec.down)} and {len(spec.up)}")
+    parts = sum(len(stage.resnets) + sum(len(getattr(one, "layers", ())) for one in stage.attentions)
+                for stage in spec.stages.values())
+    _require(parts <= MAX_PARTS, f"at most {MAX_PARTS} resnets and layers of transformers", parts)
     kept = [(spec.channels, 0)]
     now = (spec.channels, 0)
     for name, stage in spec.stages.items():
