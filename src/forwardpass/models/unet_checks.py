@@ -26,7 +26,7 @@ MAX_BLOCKS = 64
 MAX_DEPTH = 256
 """Layers of one transformer."""
 MAX_PARTS = 2048
-"""Resnets and layers of a whole UNet: each has a dozen tensors and more, which are listed before a file is looked at."""
+"""Resnets and layers of a whole UNet: each has a dozen tensors, which are listed before a file is looked at."""
 
 
 def check_unet(spec: UNetSpec) -> None:
