@@ -277,6 +277,7 @@ def test_what_is_not_implemented_is_named(config, message):
         ({"steps_offset": -1}, "steps_offset"),
         ({"prediction_type": 7}, "prediction_type"),
         ({"rescale_betas_zero_snr": "yes"}, "rescale_betas_zero_snr: expected true or false"),
+        ({"num_train_timesteps": 1, "rescale_betas_zero_snr": True, "prediction_type": "v_prediction"}, "over 1 steps"),
         ({"solver_order": 0}, "solver_order"),
         ({"final_sigmas_type": "one"}, "final_sigmas_type"),
         ({"lambda_min_clipped": "low"}, "lambda_min_clipped"),

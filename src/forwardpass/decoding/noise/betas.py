@@ -40,7 +40,7 @@ def read_kept(fields: Fields, start: float, end: float, curve: str) -> np.ndarra
     zero_end = fields.flag("rescale_betas_zero_snr", False)
     kept = np.cumprod(alphas, dtype=np.float64).astype(np.float32)
     if zero_end:
-        kept = _to_zero(kept)
+        kept = _to_zero(kept) if count > 1 else np.zeros_like(kept)  # which is refused below
     # The solvers divide by differences of neighbouring steps, by what is kept and by what is not.
     falling = kept[0] < 1 and bool(np.all(kept[1:] < kept[:-1])) and (kept[-1] > 0 or (zero_end and count > 1))
     if not falling:
