@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tiny_models
+import tiny_pipelines
 import tiny_readers
 from forwardpass.cli import main
 
@@ -191,3 +192,39 @@ def test_what_a_decoder_can_do(tmp_path, capsys):
     assert main(["inspect", write_gguf(tmp_path / "m.gguf")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "can generate, stream, chat, complete, score, explain, embed, logits, hidden_states" in shown
+
+
+def test_a_pipeline_shows_its_components(tmp_path, capsys):
+    models = tiny_pipelines.write_stable_diffusion(tmp_path)
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    for one in facts["components"]:
+        model = models[one["name"]]
+        assert one["parameters"] == sum(value.numel() for value in model.parameters())
+        assert one["class"] == type(model).__name__
+    assert len(facts["components"]) == 3 and facts["tasks"] == ["explain", "draw"] and not facts["unsupported"]
+    assert (facts["height"], facts["prompt_tokens"]) == (16 * 2, 16)
+    assert main(["inspect", str(tmp_path), "--tensors"]) == 0
+    shown = capsys.readouterr().out
+    for said in ("StableDiffusionPipeline", "texts of at most 16 tokens", "32 x 32 pixels in colour", "DDIMScheduler",
+                 "safety checker is missing", "unet/conv_in.weight", "sees the whole text"):
+        assert (said in shown) == (said != "sees the whole text"), said  # CLIP's texts look only back
+
+
+def test_tiny_dit_shows_its_labels(capsys):
+    assert main(["inspect", "tiny-dit"]) == 0
+    shown = capsys.readouterr().out
+    assert "DiTPipeline" in shown and "28 x 28 pixels in grey" in shown and "Ankle boot" in shown
+    assert "sees the whole picture" in shown and "config.json" not in shown
+
+
+def test_an_unknown_component_is_told_beside_the_rest(tmp_path, capsys):
+    tiny_pipelines.write_index(tmp_path, "FluxPipeline", transformer=("diffusers", "FluxTransformer2DModel"))
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "FluxPipeline" in shown.split("unsupported")[1] and "nearest" not in shown and "FluxTransformer2DModel" in shown
+
+
+def test_a_folder_that_is_no_model(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "with a config.json or, of a pipeline that draws, a model_index.json, found" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_errors_name_the_file(tmp_path):
         assert said in str(found.value) and "\n" not in str(found.value)
     with pytest.raises(ParameterError, match=r"there is no file .*missing\.png; check the path"):
         read_image(tmp_path / "missing.png")
-    with pytest.raises(ParameterError, match="found a folder or a device"):
+    with pytest.raises(ParameterError, match=r"^\S+: expected a file with an image, found a folder or a device"):
         read_image(tmp_path)
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(ParameterError, match="found a folder or a device"):  # and does not wait for a writer

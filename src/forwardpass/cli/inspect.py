@@ -18,9 +18,17 @@ KV_DTYPES = ("float32", "bfloat16", "int8")
 
 
 def run(model, tensors, json) -> int:
-    facts = describe(resolve(model))
+    from ..weights.diffusers_folder import is_pipeline
+    from . import inspect_pipeline
+
+    path = resolve(model)
+    pipeline = is_pipeline(path)
+    facts = inspect_pipeline.describe(path) if pipeline else describe(path)
     if json:
         print_json(facts)
+    elif pipeline:
+        inspect_pipeline.show(facts)
+        _show_files(facts, tensors)
     else:
         _show(facts, tensors)
     return 0
@@ -45,9 +53,9 @@ def describe(path: Path) -> dict:
             "path": str(path),
             "kind": source.kind,
             "file_bytes": _file_bytes(inner),
-            "metadata": {key: _short(value) for key, value in (config or source.metadata).items()},
+            "metadata": {key: short(value) for key, value in (config or source.metadata).items()},
             "tensors": [asdict(info) for info in source.tensors.values()],
-            "types": _types(source.tensors.values()),
+            "types": types_of(source.tensors.values()),
             "unsupported": [],
         }
         tokenizer = None
@@ -78,9 +86,9 @@ def _describe_packed(path: Path) -> dict:
         "path": str(path),
         "kind": "packed",
         "file_bytes": _file_bytes(path),
-        "metadata": {"dtype": model.dtype, **{key: _short(value) for key, value in model.generation.items()}},
+        "metadata": {"dtype": model.dtype, **{key: short(value) for key, value in model.generation.items()}},
         "tensors": [asdict(info) for info in tensors],
-        "types": _types(tensors),
+        "types": types_of(tensors),
         "unsupported": [],
         **_spec(model.spec, model.stored, ()),
         **_vocabulary(tokenizer),
@@ -114,7 +122,7 @@ def _file_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in gguf_files(path))
 
 
-def _short(value):
+def short(value):
     """A metadata value small enough to show: lists become their length."""
     if isinstance(value, str | bool | int | float) or value is None:
         return value
@@ -123,7 +131,7 @@ def _short(value):
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _types(infos) -> dict[str, dict]:
+def types_of(infos) -> dict[str, dict]:
     """Stored types, and for those that can be read what a matrix of them becomes in memory with dtype "auto"."""
     from ..quant.formats import bits_a_weight, has_layout, kernel_format
     from ..weights.source import BLOCKS
@@ -139,7 +147,7 @@ def _types(infos) -> dict[str, dict]:
     return totals
 
 
-def _in_memory(total: dict) -> str:
+def in_memory(total: dict) -> str:
     if "layout" not in total:
         return ""
     slow = "" if total["own_layout"] else ", no layout of its own"
@@ -153,8 +161,8 @@ def _spec(spec, nbytes, warnings) -> dict:
     step = costs.total(costs.stage_costs(spec, nbytes, [1], [0], sources=[1] if spec.encoder else None))
     return {
         "spec": asdict(spec),
-        "layers": _layer_groups(spec),
-        "seeing_layers": _layer_groups(spec.vision) if spec.vision else [],
+        "layers": layer_groups(spec, "image" if spec.patches else "text"),
+        "seeing_layers": layer_groups(spec.vision, "image") if spec.vision else [],
         "warnings": list(warnings),
         "memory": {
             "parameters": costs.parameters(spec),
@@ -167,28 +175,28 @@ def _spec(spec, nbytes, warnings) -> dict:
     }
 
 
-def _layer_groups(spec) -> list[str]:
-    """One sentence for each run of equal layers."""
+def layer_groups(spec, seen: str = "text", other: str = "encoder") -> list[str]:
+    """One sentence for each run of equal layers. seen: what its rows are of;  other: what they also attend to."""
     lines, first = [], 0
     for layer, group in groupby(spec.layers):
         last = first + len(list(group)) - 1
         number = f"{first}" if first == last else f"{first}-{last}"
-        lines.append(f"{number}: " + "; ".join(_layer(layer)))
+        lines.append(f"{number}: " + "; ".join(_layer(layer, seen, other)))
         first = last + 1
     return lines
 
 
-def _layer(layer) -> list[str]:
+def _layer(layer, seen: str, other: str) -> list[str]:
     """What sets a layer apart."""
     attention, mlp, experts = layer.attention, layer.mlp, layer.mlp.experts
     parts = [f"{attention.num_heads} heads, {attention.num_kv_heads} for keys and values, of {attention.head_dim}",
              f"rotary over {attention.rotary.dim}" if attention.rotary else "no rotary"]
     if not attention.causal:
-        parts.append("sees the whole text" if not attention.window else "sees both sides")
+        parts.append(f"sees the whole {seen}" if not attention.window else "sees both sides")
     if attention.relative or attention.disentangled:
         parts.append("relative bias" if attention.relative else "disentangled attention")
     if layer.cross:
-        parts.append("attention to the encoder")
+        parts.append(f"attention to the {other}")
     if attention.window:
         parts.append(f"window {attention.window}")
     if attention.alibi:
@@ -298,7 +306,7 @@ def _show(facts: dict, list_tensors: bool) -> None:
               if not spec["patches"] else []),
             *([["images", _images(seen)]] if seen else []),
             ["can", ", ".join(facts["tasks"])],
-            ["head", _cut(_head(spec, facts["settings"]), 400)],
+            ["head", cut(_head(spec, facts["settings"]), 400)],
             *([["longest text", f"{facts['longest_text']} tokens"]] if facts["longest_text"] else []),
             *([["vectors", _vectors(facts["settings"])]]
               if "embed" in facts["tasks"] or facts["settings"]["obstacle"] else []),
@@ -306,7 +314,7 @@ def _show(facts: dict, list_tensors: bool) -> None:
             *(["layers that see", line] for line in facts["seeing_layers"]),
             ["parameters", f"{memory['parameters']:,}"],
             ["weights", size(memory["weights_bytes"])],
-            ["read per token", size(memory["read_bytes_per_token"])],
+            ["read per image" if spec["patches"] else "read per token", size(memory["read_bytes_per_token"])],
             *(
                 [
                     f"KV cache, {kind}",
@@ -317,7 +325,7 @@ def _show(facts: dict, list_tensors: bool) -> None:
             ),
         ]
     for kind, total in facts["types"].items():
-        rows.append([f"tensors {kind}", f"{total['tensors']}, {size(total['nbytes'])}{_in_memory(total)}"])
+        rows.append([f"tensors {kind}", f"{total['tensors']}, {size(total['nbytes'])}{in_memory(total)}"])
     if "tokenizer" in facts:
         tokenizer = facts["tokenizer"]
         specials = ", ".join(f"{token}={token_id}" for token, token_id in tokenizer["special_tokens"].items())
@@ -325,14 +333,19 @@ def _show(facts: dict, list_tensors: bool) -> None:
             ["tokenizer", f"{tokenizer['vocab_size']} tokens"],
             ["begin of text", "none" if tokenizer["bos_token_id"] is None else tokenizer["bos_token_id"]],
             ["end of text", ", ".join(map(str, tokenizer["eos_token_ids"])) or "none"],
-            ["special tokens", _cut(specials, 400) or "none"],
+            ["special tokens", cut(specials, 400) or "none"],
         ]
     rows += [["warning", warning] for warning in facts.get("warnings", ())]
     rows += [["unsupported", message] for message in facts["unsupported"]]
     print_table(["what", "value"], rows)
+    _show_files(facts, list_tensors)
+
+
+def _show_files(facts: dict, list_tensors: bool) -> None:
+    """What stands in the files as it is."""
     write("\nmetadata\n")
     print_table(
-        ["", ""], [[key, _cut(str(value))] for key, value in facts["metadata"].items() if not _is_template(key)]
+        ["", ""], [[key, cut(str(value))] for key, value in facts["metadata"].items() if not _is_template(key)]
     )
     if list_tensors:
         write("\n")
@@ -349,5 +362,5 @@ def _is_template(key: str) -> bool:
     return key.endswith("chat_template")
 
 
-def _cut(text: str, longest: int = LONGEST_VALUE) -> str:
+def cut(text: str, longest: int = LONGEST_VALUE) -> str:
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"

@@ -7,6 +7,7 @@ Families read what they understand; settings in REFUSED that change the result a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,9 @@ def read_json(path: Path) -> dict:
 def read_config(directory: str | Path) -> HfConfig:
     """config.json (required) and generation_config.json (optional) of an HF directory, checked and normalised."""
     directory = Path(directory)
+    if directory.is_dir() and not os.path.lexists(directory / "config.json"):
+        raise ModelFileError(f"{directory}: expected a model's folder, with a config.json or, of a pipeline that "
+                             "draws, a model_index.json, found neither; check the path or fetch the model again")
     values = read_json(directory / "config.json")
     apart = directory / "quantize_config.json"  # where older tools wrote GPTQ's settings
     if apart.exists() and not values.get("quantization_config"):

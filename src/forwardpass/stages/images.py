@@ -191,6 +191,8 @@ def _file(path: str | os.PathLike[str], name: str):
         if not S_ISREG(os.stat(path).st_mode):
             raise ParameterError(f"{name}: expected a file with an image, found a folder or a device")
         return open(path, "rb")
+    except ParameterError:  # which is a ValueError, too
+        raise
     except FileNotFoundError:
         raise ParameterError(f"there is no file {name}; check the path (web addresses are not fetched)") from None
     except (OSError, ValueError) as error:

@@ -78,7 +78,9 @@ def require(model, task: str) -> None:
     """Raises UnsupportedModelError, which says what the task needs and what the model can do."""
     if task not in model.tasks:
         obstacle = ""
-        if task.endswith("_image") and model.spec.images is not None:
+        if "draw" in model.tasks:  # its spec is a denoiser's
+            pass
+        elif task.endswith("_image") and model.spec.images is not None:
             obstacle = model.settings.image_obstacle
         elif task == "embed" and model.tokenizer is not None and model.spec.patches is None:
             obstacle = model.settings.obstacle

@@ -21,7 +21,7 @@ from forwardpass.models.registry import Checkpoint
 from forwardpass.models.spec import ModelSpec
 from forwardpass.quant.formats import kv_dtype_for, kv_dtype_in_passes
 from forwardpass.tasks.opening import arithmetic, stored_bytes
-from forwardpass.tasks.pipeline_index import Reading, read_index
+from forwardpass.tasks.pipeline_index import PipelineIndex, Reading, read_index
 from forwardpass.weights import packed
 from forwardpass.weights.diffusers_folder import component_files, component_folder, open_component
 from forwardpass.weights.quantized import open_quantized
@@ -73,8 +73,9 @@ class OpenedPipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A component that is open, its weights matched but not read. build: from its spec and weights to what runs."""
+class Part:
+    """A component that is open, its weights matched but not read. name: of its folder;  build: from its spec and
+    weights to what runs."""
 
     name: str
     source: Source
@@ -101,20 +102,12 @@ def open_pipeline(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     CapacityError; nothing stays open.
     """
     index = read_index(path)
-    layout, few_bits = index.layout, dtype not in ("auto", "float32", "bfloat16")
+    layout = index.layout
     with ExitStack() as sources:
-        parts = {"denoiser": _component(path, layout.denoiser, DENOISERS, layout.classes, dtype, sources)}
-        if index.autoencoder:
-            parts["vae"] = _component(path, "vae", AUTOENCODERS, tuple(AUTOENCODERS),
-                                      dtype if dtype == "bfloat16" else "float32", sources)
-        if layout.text:
-            parts["text"] = _text_encoder(path, "w8a16" if few_bits and dtype != "int4" else dtype, sources)
+        parts = open_parts(index, dtype, sources)
         specs = {role: part.checkpoint.spec for role, part in parts.items()}
-        denoiser = parts["denoiser"]
-        specs["denoiser"] = _fitting(path, specs["denoiser"], specs.get("vae"), specs.get("text"))
-        parts["denoiser"] = replace(denoiser, checkpoint=replace(denoiser.checkpoint, spec=specs["denoiser"]))
-        reads = _reader(path, layout.text, specs["text"]) if layout.text else {}
-        schedule = read_json(component_folder(path, "scheduler") / "scheduler_config.json")
+        reads = read_reader(path, layout.text, specs["text"]) if layout.text else {}
+        schedule = read_scheduler(path)
         labels = index.labels(getattr(specs["denoiser"], "labels", 0))
         arenas = _load(parts, backend, progress)
     weights = {role: arena.weights() for role, arena in arenas.items()}
@@ -129,18 +122,39 @@ def open_pipeline(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
                           stored, arithmetic(weights["denoiser"]), sum(arena.nbytes for arena in arenas.values()))
 
 
+def open_parts(index: PipelineIndex, dtype: str, sources: ExitStack) -> dict[str, Part]:
+    """The "denoiser", and as far as the pipeline has them "vae" and "text", which fit together. sources: closes their
+    files. Raises as open_pipeline does."""
+    path, layout, few_bits = index.path, index.layout, dtype not in ("auto", "float32", "bfloat16")
+    parts = {"denoiser": _component(path, layout.denoiser, DENOISERS, layout.classes, dtype, sources)}
+    if index.autoencoder:
+        parts["vae"] = _component(path, "vae", AUTOENCODERS, tuple(AUTOENCODERS),
+                                  dtype if dtype == "bfloat16" else "float32", sources)
+    if layout.text:
+        parts["text"] = _text_encoder(path, "w8a16" if few_bits and dtype != "int4" else dtype, sources)
+    specs = {role: part.checkpoint.spec for role, part in parts.items()}
+    denoiser = parts["denoiser"]
+    spec = _fitting(path, specs["denoiser"], specs.get("vae"), specs.get("text"))
+    return parts | {"denoiser": replace(denoiser, checkpoint=replace(denoiser.checkpoint, spec=spec))}
+
+
+def read_scheduler(path: Path) -> dict[str, Any]:
+    """The scheduler's config."""
+    return read_json(component_folder(path, "scheduler") / "scheduler_config.json")
+
+
 def _component(path: Path, name: str, known: Mapping[str, components.Component], classes: tuple[str, ...], dtype: str,
-               sources: ExitStack) -> _Part:
+               sources: ExitStack) -> Part:
     folder = component_folder(path, name)
     values = read_json(folder / "config.json")
     known = {kind: one for kind, one in known.items() if kind in classes}
     component, spec = components.read_spec(values, known, str(folder / "config.json"))
     source = sources.enter_context(open_component(folder))
     checkpoint = components.read_weights(component, spec, source)
-    return _Part(name, source, checkpoint, dtype, component_files(folder), component.build)
+    return Part(name, source, checkpoint, dtype, component_files(folder), component.build)
 
 
-def _text_encoder(path: Path, dtype: str, sources: ExitStack) -> _Part:
+def _text_encoder(path: Path, dtype: str, sources: ExitStack) -> Part:
     folder = component_folder(path, "text_encoder")
     values = read_json(folder / "config.json")
     source = sources.enter_context(open_quantized(open_component(folder), values))
@@ -148,7 +162,7 @@ def _text_encoder(path: Path, dtype: str, sources: ExitStack) -> _Part:
     if checkpoint.spec.causal or checkpoint.spec.patches:
         raise UnsupportedModelError(f"{folder / 'config.json'}: expected an encoder of texts, found a model of family "
                                     f"{checkpoint.spec.family} that is none; use a model whose text encoder is one")
-    return _Part("text_encoder", source, checkpoint, dtype, component_files(folder), Network)
+    return Part("text_encoder", source, checkpoint, dtype, component_files(folder), Network)
 
 
 def _fitting(path: Path, denoiser: Any, vae: Any | None, text: ModelSpec | None) -> Any:
@@ -170,7 +184,7 @@ def _fitting(path: Path, denoiser: Any, vae: Any | None, text: ModelSpec | None)
     return replace(denoiser, factor=vae.factor if vae else 1) if getattr(denoiser, "micro", False) else denoiser
 
 
-def _reader(path: Path, reading: Reading, spec: ModelSpec) -> dict[str, Any]:
+def read_reader(path: Path, reading: Reading, spec: ModelSpec) -> dict[str, Any]:
     """The fields of a TextEncoder beside its network."""
     folder = component_folder(path, "tokenizer")
     tokenizer = tokenizer_from_directory(folder)
@@ -186,7 +200,7 @@ def _reader(path: Path, reading: Reading, spec: ModelSpec) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "max_length": longest, "how": reading.how, "pad_id": tokenizer.pad_token_id}
 
 
-def _load(parts: Mapping[str, _Part], backend: NativeBackend, progress: Callable[[int, int], None] | None
+def _load(parts: Mapping[str, Part], backend: NativeBackend, progress: Callable[[int, int], None] | None
           ) -> dict[str, Arena]:
     """All weights, or those kept in the cache."""
     totals = {role: plan(part.checkpoint, part.dtype)[1] for role, part in parts.items()}
