@@ -1,12 +1,14 @@
 """The examples run as they are written, each in a process of its own; with the default model, unless marked."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import forwardpass
 from forwardpass import ParameterError, config
@@ -25,8 +27,8 @@ def network(smollm2_path):
         yield model.network
 
 
-def run(name: str, typed: str = "") -> str:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
+def run(name: str, typed: str = "", arguments: list[str] | None = None) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *(arguments or [])]
     package = str(Path(forwardpass.__path__[0]).parent)
     environment = os.environ | {"FORWARDPASS_CACHE": str(config.cache_dir()), "PYTHONPATH": package}
     done = subprocess.run(command, input=typed, capture_output=True, text=True, env=environment, timeout=300)
@@ -60,6 +62,26 @@ def test_chat():
 def test_many_users():
     out = run("many_users.py")
     assert "KV cache 256.0 MiB" in out and "somebody leaves after" in out and "the same answers alone: True" in out
+
+
+def test_draw_sheet(tmp_path):
+    out = run("draw_sheet.py", arguments=[str(tmp_path / "sheet.png")])
+    assert "step 8 of 8" in out and "6 pictures of 28 x 28" in out and "seen on the way: 4 pictures" in out
+    assert out.rstrip().endswith("the same picture alone: True")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (2 * 28 * 4, 3 * 28 * 4) and len(set(sheet.tobytes())) > 50
+
+
+@pytest.mark.models
+def test_see_folder(tmp_path):
+    shutil.copy(EXAMPLES.parent / "docs" / "images" / "ankle-boot.png", tmp_path / "a boot.png")
+    for name, colour in (("black.png", 0), ("grey.png", 99)):
+        Image.new("L", (40, 30), colour).save(tmp_path / name)
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    out = run("see_folder.py", arguments=[str(tmp_path)])
+    assert "a boot.png: Ankle boot, 1.00" in out and "vectors: float32 [3, 768]" in out
+    assert "broken.png: expected a PNG" in out.replace(f"{tmp_path}/broken.png: ", "")
+    assert "most alike: black.png and grey.png" in out and "the same bits one by one: True" in out
 
 
 @pytest.mark.models

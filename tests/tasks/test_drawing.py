@@ -345,7 +345,7 @@ def test_from_threads_and_event_loops(labels):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            with pytest.raises(UnsupportedModelError, match="cannot embed_image, which .* can explain, draw"):
+            with pytest.raises(UnsupportedModelError, match=r"cannot embed_image, which .* can explain, draw"):
                 await model.embed_image("a.png")
             with pytest.raises(UnsupportedModelError, match="cannot embed"):
                 await model.embed("a text")
