@@ -75,3 +75,12 @@ def test_the_limit_of_a_line():
     line = inside(seconds=2, read=1, compute=0.5)
     assert (line.limit_s, line.of_limit) == (1, 0.5)
     assert Line("answer", "engine", "python", 1.0).of_limit is None and inside(seconds=0.0, read=1).of_limit is None
+
+
+def test_pictures_have_other_advice():
+    lines = [inside("denoise", seconds=6, compute=5.9)]
+    said = verdict(lines, drawing=True)
+    assert "denoise phase (100% of the time) is bound by arithmetic" in said and "take fewer steps" in said
+    said = verdict([*lines, Line("denoise", "preprocess", "inputs", 4.0)], drawing=True)
+    assert said.startswith("Preparing prompts and images took 40%") and "token" not in said
+    assert "arithmetic" in verdict([*lines, Line("denoise", "postprocess", "schedule", 4.0)], drawing=True)

@@ -84,3 +84,10 @@ def test_models_that_do_not_draw(reading):
     assert error["code"] == "unsupported_by_model" and "classify" in error["message"]
     error = reading.post("/v1/embeddings", json={"model": "pictures", "input": "owl"}).json()["error"]
     assert error["code"] == "unsupported_by_model" and "draw" in error["message"]
+
+
+def test_choices_are_named(reading):
+    said = ask(reading, response_format="url").json()["error"]["message"]
+    assert said == "response_format: expected 'b64_json', found \"url\""
+    said = ask(reading, output_format="gif").json()["error"]["message"]
+    assert said == "output_format: expected one of 'jpeg', 'png', 'webp', found \"gif\""

@@ -32,7 +32,7 @@ def explain(model, prompt: Any, params: Mapping[str, Any]) -> Report:
     finally:
         steps, engine.noted, denoiser.backend.timed = engine.noted, None, False
     costs = _costs(model, steps)
-    counted = [Counted("denoise", "preprocess", "tokenise", drawing.timings["preprocess"])]
+    counted = [Counted("denoise", "preprocess", "inputs", drawing.timings["preprocess"])]
     for part in parts:
         for own, operations in part.timings().items():
             if own not in _STAGES:  # a text encoder's head, which nobody asks here

@@ -46,11 +46,15 @@ _OUTSIDE_STAGES = {
 }
 
 
+_OUTSIDE_DRAWING = {
+    "preprocess": ("preparing prompts and images", "ask for all pictures in one call, or begin with smaller images"),
+    "engine": ("bookkeeping between steps", "draw several pictures at once"),
+}
 _DRAWING = {
     "attention": "draw smaller pictures: its work grows with the square of their pixels.",
     "memory": "use fewer bits a weight, or draw several pictures at once, which share one reading of the weights.",
-    "arithmetic": 'take fewer steps (scheduler="DPMSolverMultistepScheduler" needs about 20), draw smaller pictures, '
-                  "or use int8 weights.",
+    "arithmetic": "take fewer steps (docs/diffusion.md says how many each scheduler needs), draw smaller pictures, or "
+                  "use int8 weights.",
 }
 _WRITING = {
     "attention": 'shorten the context, or halve its bytes with kv_dtype="int8".',
@@ -66,9 +70,9 @@ def verdict(lines: Sequence[Line], drawing: bool = False) -> str:
     total = sum(line.seconds for line in lines)
     if total <= 0:
         return "Nothing was measured."
-    for stage, (what, then) in _OUTSIDE_STAGES.items():
+    for stage, (what, then) in (_OUTSIDE_DRAWING if drawing else _OUTSIDE_STAGES).items():
         share = sum(line.seconds for line in lines if line.stage == stage) / total
-        if share >= OUTSIDE and not (drawing and stage == "postprocess"):
+        if share >= OUTSIDE:
             return f"{what.capitalize()} took {share:.0%} of the time: {then}."
     phase = max({line.phase for line in lines}, key=lambda p: sum(one.seconds for one in lines if one.phase == p))
     inside = [line for line in lines if line.phase == phase and line.limit_s]

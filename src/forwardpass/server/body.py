@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
 
 from forwardpass.config import memory_text
@@ -118,8 +119,18 @@ def _told(error: ApiError, body: bytes, wanted: Any) -> ApiError:
         error.message += f"; is it {near[0]!r} that you mean?" if near else ""
     elif error.code == "invalid_value" and error.param and len(body) <= READ_AGAIN and ", got " not in error.message:
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            if "invalid enum value" in error.message and (choices := _choices(wanted, error.param)):
+                error.message = f"{error.param}: expected {choices}"
             error.message += f", found {_shown(_at(json.loads(body), error.param))}"
     return error
+
+
+def _choices(wanted: Any, name: str) -> str:
+    """The words that a field of the body takes, "" if that is not all it takes."""
+    kind = next((one.type for one in msgspec.inspect.type_info(wanted).fields if one.encode_name == name), None)
+    kinds = [getattr(one, "type", one) for one in getattr(kind, "types", (kind,))]
+    words = [value for one in kinds if isinstance(one, msgspec.inspect.LiteralType) for value in one.values]
+    return f"{'one of ' if len(words) > 1 else ''}{', '.join(map(repr, words))}"
 
 
 def _at(value: Any, path: str) -> Any:
