@@ -164,3 +164,12 @@ def test_decay(plots):
     assert np.isclose(data["yarn"][0] / np.cos(2 * np.pi / plots.wavelengths()["yarn"]).mean(),
                       (0.1 * np.log(8) + 1) ** 2)
     assert np.allclose(data["ALiBi"][7], np.exp(-distance / 256))
+
+
+def test_every_route_of_the_server_has_a_line():
+    from forwardpass.server.routes import ROUTES
+
+    page = (DOCS / "serving.md").read_text("utf-8")
+    listed = set(re.findall(r"(?<=[` ])`?(/[a-z][\w/.]*)", "\n".join(re.findall(r"^\| `(?:GET|POST).*$", page, re.M))))
+    missing = {route.path for route in ROUTES if route.path.split("{")[0].rstrip("/") not in listed}
+    assert not missing

@@ -67,7 +67,8 @@ class Dit:
                 raise ParameterError(f"the {name} of latents must be a multiple of the patch {self.patch}, not {value}")
         patches = height * width // self.patch**2
         if patches > MAX_PATCHES:
-            raise ParameterError(f"latents must have at most {MAX_PATCHES} patches; {height} x {width} have {patches}")
+            raise ParameterError(f"latents must have at most {MAX_PATCHES} patches; {height} x {width} have {patches}: "
+                                 "draw smaller pictures")
 
     def predict(self, latents: Sequence[np.ndarray], timesteps: np.ndarray,
                 conditions: Sequence[Condition]) -> list[np.ndarray]:

@@ -64,7 +64,7 @@ class UNet:
                 raise ParameterError(f"the {name} of latents must be a multiple of {self.patch}, not {value}")
         if height * width > MAX_LATENTS:
             raise ParameterError(f"latents must have at most {MAX_LATENTS} pixels; {height} x {width} are "
-                                 f"{height * width}")
+                                 f"{height * width}: draw smaller pictures")
 
     def predict(self, latents: Sequence[np.ndarray], timesteps: np.ndarray,
                 conditions: Sequence[Condition]) -> list[np.ndarray]:

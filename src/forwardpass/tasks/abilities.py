@@ -20,7 +20,7 @@ NEEDS = {
     "translate": "an encoder-decoder whose files name languages",
     "summarize": "an encoder-decoder that is no translator alone, with a tokenizer",
     "text2text": "an encoder-decoder with a tokenizer",
-    "embed": "a tokenizer",
+    "embed": "a model that reads texts, with a tokenizer",
     "classify": "a head that labels texts",
     "rerank": "a head with one score for a pair of texts",
     "zero_shot": "a head that labels pairs of texts as entailment and contradiction",
