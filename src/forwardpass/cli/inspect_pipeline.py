@@ -60,8 +60,7 @@ def _made_of(spec: Any) -> list[str]:
     from ..models.unet_spec import AutoencoderSpec, UNetSpec
 
     if isinstance(spec, AutoencoderSpec):
-        latent = f"{spec.factor} pixels up and across are a latent of {spec.latent_channels} channels"
-        return [f"{latent}; computed in float32",
+        return [f"{spec.factor} pixels up and across are a latent of {spec.latent_channels} channels",
                 *(_stage(f"decoder {name}", stage) for name, stage in spec.decoder.stages.items())]
     if isinstance(spec, UNetSpec):
         return [_stage(name, stage) for name, stage in spec.stages.items()]

@@ -91,12 +91,10 @@ def open_pipeline(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     progress: called as progress(done bytes, all bytes).
 
     dtype: "auto", every tensor as stored; "float32" and "bfloat16", all components. The dtypes of fewer bits are those
-    of the denoiser's matrices ("int8" is "w8a8"): what it makes of steps, classes and patches and its last product stay
-    as stored, since an error there is felt in every pixel. Where its activations have eight bits, so have its keys and
-    values, unless kv_dtype says otherwise: that changes a prediction less than the products do. A text encoder then has
-    "w8a16" weights, or those of "int4": it runs once a prompt, and its states go into every step. The autoencoder has
-    float32 weights, unless dtype is "bfloat16": it is small, and products in bfloat16 take twice as long where there is
-    no tile unit.
+    of the denoiser's matrices ("int8" is "w8a8"): what it makes of steps, classes and patches, its last product and the
+    autoencoder stay as stored, since an error there is felt in every pixel. Where its activations have eight bits, so
+    have its keys and values, unless kv_dtype says otherwise: that changes a prediction less than the products do. A
+    text encoder then has "w8a16" weights, or those of "int4": it runs once a prompt, and its states go into every step.
 
     Everything is checked before weights are read. Raises ModelFileError, UnsupportedModelError, ParameterError or
     CapacityError; nothing stays open.
@@ -129,7 +127,7 @@ def open_parts(index: PipelineIndex, dtype: str, sources: ExitStack) -> dict[str
     parts = {"denoiser": _component(path, layout.denoiser, DENOISERS, layout.classes, dtype, sources)}
     if index.autoencoder:
         parts["vae"] = _component(path, "vae", AUTOENCODERS, tuple(AUTOENCODERS),
-                                  dtype if dtype == "bfloat16" else "float32", sources)
+                                  "auto" if few_bits else dtype, sources)
     if layout.text:
         parts["text"] = _text_encoder(path, "w8a16" if few_bits and dtype != "int4" else dtype, sources)
     specs = {role: part.checkpoint.spec for role, part in parts.items()}
