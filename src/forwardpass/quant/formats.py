@@ -60,6 +60,7 @@ def kv_dtype_for(dtype: str, kv_dtype: str) -> str:
 
 
 def kv_dtype_in_passes(dtype: str, kv_dtype: str) -> str:
-    """The same for a denoiser, which makes keys and values anew in every pass: bytes where its matrices are multiplied
-    with bytes, since attention is then a product of bytes, too, and takes half the time."""
+    """The same for a model that makes keys and values anew in every pass, a denoiser or one that reads images: bytes
+    where its matrices are multiplied with bytes, since attention is then a product of bytes, too, and takes half the
+    time."""
     return "int8" if kv_dtype == "auto" and dtype in ("int8", "w8a8") else kv_dtype_for(dtype, kv_dtype)

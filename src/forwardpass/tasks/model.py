@@ -46,7 +46,8 @@ def load(model: str | os.PathLike[str], *, dtype: str = "auto", kv_dtype: str = 
               absent) or "hf:org/name"
     dtype:    "auto" (as stored), "float32" (the reference mode), "bfloat16", "int4", or eight-bit weights with fifteen-
               or eight-bit activations: "w8a16", "w8a8"; "int8" is the first for models that generate, else the second
-    kv_dtype: "auto" (float32 in the reference mode, else bfloat16), "float32", "bfloat16" or "int8"
+    kv_dtype: "auto" (float32 in the reference mode, int8 where a model in w8a8 reads images or draws, else bfloat16),
+              "float32", "bfloat16" or "int8"
     threads:  worker threads; None = FORWARDPASS_THREADS, else the CPUs this process may use
     device:   "cpu"
     progress: called as progress(what, done bytes, total bytes) while something long runs

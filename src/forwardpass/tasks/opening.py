@@ -25,7 +25,7 @@ from forwardpass.models.network import Network
 from forwardpass.models.packed_model import open_packed
 from forwardpass.models.spec import ModelSpec
 from forwardpass.models.task_settings import TaskSettings, read_task_settings
-from forwardpass.quant.formats import kv_dtype_for
+from forwardpass.quant.formats import kv_dtype_for, kv_dtype_in_passes
 from forwardpass.tasks.dense import Dense
 from forwardpass.weights import packed, packed_file
 from forwardpass.weights.folder import folder_files, open_folder
@@ -140,12 +140,16 @@ def open_model(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
             lambda: load_weights(checkpoint, source, dtype, backend, cache, key, progress),
         )
     weights = arena.weights()
-    network = Network(checkpoint.spec, weights, backend, kv_dtype_for(dtype, kv_dtype))
+    network = Network(checkpoint.spec, weights, backend, _kv_dtype(checkpoint.spec, dtype, kv_dtype))
     generation = settings.generation if settings else {}
     facts = _facts(checkpoint.spec, tokenizer, settings.eos_token_ids if settings else (), generation)
     return Opened(path, dtype, network, tokenizer, facts, generation, stored_bytes(checkpoint, arena, dtype),
                   arithmetic(weights), checkpoint.warnings, task_settings, _dense(backend, task_settings, arrays),
                   arena.nbytes)
+
+
+def _kv_dtype(spec: ModelSpec, dtype: str, kv_dtype: str) -> str:
+    return (kv_dtype_in_passes if spec.patches else kv_dtype_for)(dtype, kv_dtype)
 
 
 def stored_bytes(checkpoint: registry.Checkpoint, arena: Arena, dtype: str) -> dict[str, int]:
@@ -164,7 +168,7 @@ def _open_packed(path: Path, dtype: str, kv_dtype: str, backend: NativeBackend,
     tokenizer, arena = _both(lambda: None if text is None else Tokenizer.from_json(text),
                              lambda: model.read(backend, progress))
     weights = arena.weights()
-    network = Network(model.spec, weights, backend, kv_dtype_for(model.dtype, kv_dtype))
+    network = Network(model.spec, weights, backend, _kv_dtype(model.spec, model.dtype, kv_dtype))
     facts = _facts(model.spec, tokenizer, model.eos_token_ids, model.generation)
     return Opened(path, model.dtype, network, tokenizer, facts, model.generation, model.stored, arithmetic(weights), (),
                   model.settings, _dense(backend, model.settings, arena.vectors), arena.nbytes)
