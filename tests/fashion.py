@@ -12,9 +12,9 @@ FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
 
 def images(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """"train" (60,000) or "t10k" (10,000 held out): uint8 [n, 28, 28] and labels [n]. Skips where they are missing."""
+    """"train" (60,000) or "t10k" (10,000 held out): uint8 [n, 28, 28] and labels [n]. Fails where they are missing."""
     if not FOLDER.is_dir():
-        pytest.skip("needs Fashion-MNIST: apt-get install dataset-fashion-mnist")
+        pytest.fail("needs Fashion-MNIST: apt-get install dataset-fashion-mnist")
     pixels, labels = (
         np.frombuffer(gzip.decompress((FOLDER / f"{part}-{kind}-ubyte.gz").read_bytes()), np.uint8, offset=header)
         for kind, header in (("images-idx3", 16), ("labels-idx1", 8))

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import fashion
 import forwardpass
 
 pytestmark = pytest.mark.models
-DATA = Path("/usr/share/datasets/fashion-mnist")
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 def images(part: str, count: int) -> tuple[list[np.ndarray], np.ndarray]:
     """uint8 [28, 28] each, and labels, drawn at random, as many of each of the ten classes."""
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is missing: apt-get install dataset-fashion-mnist")
-    pixels, labels = (np.frombuffer(gzip.decompress((DATA / f"{part}-{kind}.gz").read_bytes()), np.uint8, offset=header)
-                      for kind, header in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8)))
+    pixels, labels = fashion.images(part)
     random = np.random.default_rng(11)
     chosen = np.concatenate([random.permutation(np.flatnonzero(labels == i))[: count // 10] for i in range(10)])
-    return list(pixels.reshape(-1, 28, 28)[chosen]), labels[chosen]
+    return list(pixels[chosen]), labels[chosen]
 
 
 @pytest.fixture(scope="module")
