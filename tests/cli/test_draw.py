@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import forwardpass
+import tiny_readers
 from forwardpass.cli import main
 from forwardpass.tasks.drawing import DrawingModel
 from script_pictures import opened
@@ -139,3 +140,10 @@ def test_what_was_there_stays_until_it_is_replaced(line, tmp_path, capsys):
     assert line("owl", "-o", "link.png") == 0
     with Image.open(tmp_path / "new.png") as image:
         assert image.size == (32, 32)
+
+
+def test_a_model_that_does_not_draw(monkeypatch, tmp_path, model_file, capsys):
+    tiny_readers.save(tiny_readers.make("labels", 3), tmp_path / "labels")
+    assert main(["draw", "owl", "--model", str(tmp_path / "labels"), "-o", str(tmp_path / "o.png")]) == 1
+    err = capsys.readouterr().err
+    assert "cannot draw" in err and "classify" in err and "unexpected" not in err

@@ -20,6 +20,7 @@ MAX_SCALE = 64
 
 def run(prompt, model, dtype, threads, out, scale, columns, separate, preview, json, **options) -> int:
     from ..tasks import picture_files as files
+    from ..tasks.abilities import require
 
     path, gif = _paths(out, preview)
     kind = files.kind_of(path, files.FORMATS, "a picture")
@@ -31,6 +32,7 @@ def run(prompt, model, dtype, threads, out, scale, columns, separate, preview, j
         raise ParameterError("--columns arranges one sheet and --separate makes none: give one of them")
     asked = given(options)
     with load(model, "draw", "a diffusion pipeline", dtype, threads) as loaded, Progress("steps") as progress:
+        require(loaded, "draw")
         prompts = _prompts(prompt, loaded)
         count = len(prompts) * max(1, asked.get("num_images_per_prompt", 1))
         columns = columns or _columns(len(prompts), count)
