@@ -14,6 +14,7 @@ import forwardpass
 import hf_packers
 import tiny_encoders
 import tiny_pairs
+from forwardpass import catalog
 from forwardpass.errors import ForwardpassError, ModelFileError, ParameterError, UnsupportedModelError
 from forwardpass.models import packed_model
 from forwardpass.models.packed_model import open_packed
@@ -297,3 +298,9 @@ def test_heads_that_are_no_json(tmp_path, text):
     (tmp_path / "m.fpk").write_bytes(packed_file._START.pack(packed_file.MAGIC, 1, 2**63, bytes(32)))
     with pytest.raises(ModelFileError, match="head of at most"):
         forwardpass.load(tmp_path / "m.fpk")
+
+
+def test_a_pipeline_has_no_packed_form(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="pipeline of several models"):
+        quantize(catalog.resolve("tiny-dit"), tmp_path / "p.fpk", "int8", 1)
+    assert not list(tmp_path.iterdir())

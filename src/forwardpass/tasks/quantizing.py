@@ -7,19 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forwardpass.backends.native import NativeBackend
-from forwardpass.errors import ModelFileError, ParameterError
+from forwardpass.errors import ModelFileError, ParameterError, UnsupportedModelError
 from forwardpass.models import packed_model, registry
 from forwardpass.models.loading import load_weights
 from forwardpass.models.task_settings import read_task_settings
 from forwardpass.quant.formats import DTYPES, check_dtype
 from forwardpass.tasks.opening import open_source, read_dense, read_task_files, read_tokenizer, stored_bytes
 from forwardpass.weights import packed_file
+from forwardpass.weights.diffusers_folder import INDEX
 from forwardpass.weights.folder import folder_files
 from forwardpass.weights.sentence_transformers import transformer_folder
 
 
 def check_target(source: Path, out: Path, force: bool) -> None:
-    """Raises ParameterError where `out` must not or cannot be written."""
+    """Raises ParameterError where `out` must not or cannot be written, UnsupportedModelError for what has no packed
+    form."""
+    if (source / INDEX).is_file():
+        raise UnsupportedModelError(f"{source} is a pipeline of several models, which one packed file cannot hold; load "
+                                    "it with a dtype instead: what that makes of its weights is kept in the cache")
     if out.is_dir():
         raise ParameterError(f"{out} is a folder; name the file to write, for example {out / (source.stem + '.fpk')}")
     if not out.parent.is_dir():
