@@ -23,8 +23,8 @@ def check_target(source: Path, out: Path, force: bool) -> None:
     """Raises ParameterError where `out` must not or cannot be written, UnsupportedModelError for what has no packed
     form."""
     if (source / INDEX).is_file():
-        raise UnsupportedModelError(f"{source} is a pipeline of several models, which one packed file cannot hold; load "
-                                    "it with a dtype instead: what that makes of its weights is kept in the cache")
+        raise UnsupportedModelError(f"{source} is a pipeline of several models, which one packed file cannot hold; "
+                                    "load it with a dtype: what that makes of its weights is kept in the cache")
     if out.is_dir():
         raise ParameterError(f"{out} is a folder; name the file to write, for example {out / (source.stem + '.fpk')}")
     if not out.parent.is_dir():
