@@ -50,6 +50,7 @@ def test_decode_without_peers(smollm2_path, tmp_path):
     assert "| decode at depth 4096, tok/s" in table
 
 
+@pytest.mark.soak
 def test_a_peer_that_is_not_there_is_named(smollm2_path, tmp_path):
     nobody = str(tmp_path / "python")
     table, result = run("story.py", "--model", str(smollm2_path), "--peer", "plain", "--peer-python", nobody)
